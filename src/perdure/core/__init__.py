@@ -1,0 +1,1 @@
+"""The pure heart: facts, the fold over them and the rules that follow from it."""

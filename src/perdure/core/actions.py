@@ -1,0 +1,72 @@
+"""The closed union of work that the rules ask somebody to perform."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from perdure.core.events import Event, PauseKind
+from perdure.core.messages import Plain
+
+
+class AppendEvents(Plain, frozen=True):
+    """Facts that follow from the log alone."""
+
+    events: tuple[Event, ...]
+
+
+class StartRun(Plain, frozen=True):
+    """Pins the agent as it is now and opens a run for these inputs."""
+
+    inputs: tuple[int, ...]
+
+
+class CallModel(Plain, frozen=True):
+    """One turn's request. `inputs` join the run with it; `final` asks for an answer without tools."""
+
+    turn: int
+    attempt: int = 1
+    inputs: tuple[int, ...] = ()
+    final: bool = False
+
+
+class CheckCall(Plain, frozen=True):
+    """Arguments against the schema, then the policy; user code may run, so its verdict is an event."""
+
+    call: int
+    name: str
+    arguments: str
+    approved: bool = False
+
+
+class SuspendCall(Plain, frozen=True):
+    """Puts the call before a person."""
+
+    call: int
+    pause: int
+    kind: PauseKind
+    prompt: str = ""
+
+
+class RunTool(Plain, frozen=True):
+    """Starts the tool; the intent is committed first."""
+
+    call: int
+    name: str
+    arguments: str
+    attempt: int = 1
+    digest: str = ""
+
+
+class AbortModel(Plain, frozen=True):
+    """Breaks off the model's stream."""
+
+    turn: int
+
+
+class AbortCall(Plain, frozen=True):
+    """Cancels a started tool; a tool that will not end in time is left behind, honestly."""
+
+    call: int
+
+
+Action: TypeAlias = AppendEvents | StartRun | CallModel | CheckCall | SuspendCall | RunTool | AbortModel | AbortCall

@@ -1,0 +1,53 @@
+"""The closed union of requests from outside: each is accepted, as events, or refused with a typed error."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from perdure.core.events import DecisionKind
+from perdure.core.messages import JSON, Part, Plain
+from perdure.core.specs import Busy, Overrides
+
+
+class SendInput(Plain, frozen=True):
+    """New work. The same key with the same digest is the same input; with another digest a conflict."""
+
+    parts: tuple[Part, ...]
+    busy: Busy = "queue"
+    key: str | None = None
+    digest: str = ""
+    overrides: Overrides = Overrides()
+
+
+class ContinueRun(Plain, frozen=True):
+    """The last run goes on after a limit, a stop or a failure, without new input."""
+
+    overrides: Overrides = Overrides()
+
+
+class Decide(Plain, frozen=True):
+    """Answers one suspended call; `pending` is the id that was shown."""
+
+    pending: str
+    decision: DecisionKind
+    by: str = ""
+    reason: str = ""
+    value: JSON = None
+    arguments: str | None = None
+    remember: str = ""
+
+
+class StopRun(Plain, frozen=True):
+    """`stop` lets started tools finish, `cancel` does not; `seconds` is the run's own time limit."""
+
+    cause: Literal["stop", "cancel", "seconds"]
+    by: str = ""
+
+
+class ExpireCalls(Plain, frozen=True):
+    """The clock's word that it is `now`: suspended calls past their time are denied."""
+
+    now: float
+
+
+Command: TypeAlias = SendInput | ContinueRun | Decide | StopRun | ExpireCalls

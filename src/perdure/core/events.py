@@ -1,0 +1,214 @@
+"""The closed union of facts. Never changed, never renamed: a new shape is a new kind, an upcast and a golden log.
+
+Kinds that later work adds are listed in docs/decisions/0002-event-kinds.md, so that the union stays under 26.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from perdure.core.messages import JSON, AssistantMessage, Outcome, Part, Plain, StopReason, Usage
+from perdure.core.specs import AgentSpec, Busy, Effect, Limits, ModelSettings, OnUnknown, Overrides, Verdict
+
+EndReason = Literal["completed", "limit", "stopped", "cancelled", "failed", "refusal"]
+PauseKind = Literal["approval", "question", "frontend", "external", "unknown", "listen", "child"]
+DecisionKind = Literal["approve", "deny", "edit", "answer", "retry"]
+StopCause = Literal["stop", "cancel", "interrupt", "seconds"]
+
+
+class Origin(Plain, frozen=True):
+    """Where a session comes from: a fork's past, or the call of a parent agent."""
+
+    session: str
+    seq: int = 0
+    call: int = 0
+
+
+class Reservation(Plain, frozen=True, gc=False):
+    """What a model call may cost at most; what it did cost settles it."""
+
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+
+# A session and what comes into it
+
+
+class SessionOpened(Plain, frozen=True, tag=True):
+    """The first fact of a log, or of a fork's own part of it."""
+
+    uid: str
+    id: str
+    agent: str
+    tenant: str = ""
+    data: JSON = None
+    metadata: dict[str, str] = {}
+    origin: Origin | None = None
+
+
+class AgentPinned(Plain, frozen=True, tag=True):
+    """The agent's definition, written when it differs from the last one."""
+
+    digest: str
+    spec: AgentSpec
+
+
+class InputAccepted(Plain, frozen=True, tag=True):
+    """Somebody's words, or (`continues`) the wish that an ended run goes on."""
+
+    input: int
+    parts: tuple[Part, ...] = ()
+    busy: Busy = "queue"
+    key: str | None = None
+    digest: str = ""
+    overrides: Overrides = Overrides()
+    continues: int | None = None
+
+
+# A run
+
+
+class RunStarted(Plain, frozen=True, tag=True):
+    run: int
+    inputs: tuple[int, ...]
+    limits: Limits = Limits()
+    model: str = ""
+    settings: ModelSettings = ModelSettings()
+    output: JSON = None
+    continues: int | None = None
+
+
+class RunResumed(Plain, frozen=True, tag=True):
+    """A new driver found open intents: whatever was under way is interrupted."""
+
+    epoch: int
+
+
+class StopRequested(Plain, frozen=True, tag=True):
+    run: int
+    cause: StopCause
+    by: str = ""
+
+
+class RunEnded(Plain, frozen=True, tag=True):
+    run: int
+    reason: EndReason
+    detail: str = ""
+    output: JSON = None
+
+
+# A model call
+
+
+class ModelCalled(Plain, frozen=True, tag=True):
+    """The intent: committed before the request leaves. `inputs` joined the run at this turn."""
+
+    turn: int
+    attempt: int = 1
+    inputs: tuple[int, ...] = ()
+    reserved: Reservation = Reservation()
+    final: bool = False
+
+
+class ModelResponded(Plain, frozen=True, tag=True):
+    """`model` is set where a fallback answered. `seconds`: active time since the fact before it. `output` and `invalid` say how the
+    answer fits the run's output type."""
+
+    message: AssistantMessage
+    model: str = ""
+    stop: StopReason = "end"
+    usage: Usage = Usage()
+    cost_usd: float | None = None
+    seconds: float = 0.0
+    output: JSON = None
+    invalid: str = ""
+
+
+class ModelFailed(Plain, frozen=True, tag=True):
+    """`kind` is a model error's, or `limit` (no room for the call), `stopped` (broken off) or `internal`."""
+
+    kind: str
+    detail: str = ""
+    seconds: float = 0.0
+
+
+# A tool call, by ordinal
+
+
+class CallChecked(Plain, frozen=True, tag=True):
+    """The verdict on a call; `digest` binds what was checked, `rule` says by what."""
+
+    call: int
+    verdict: Verdict
+    rule: str = ""
+    reason: str = ""
+    digest: str = ""
+    sequential: bool = False
+
+
+class CallSuspended(Plain, frozen=True, tag=True):
+    """The call waits for a decision; `pause` counts the call's suspensions, so that a late answer finds no other."""
+
+    call: int
+    pause: int
+    kind: PauseKind
+    prompt: str = ""
+    expires_at: float | None = None
+
+
+class CallDecided(Plain, frozen=True, tag=True):
+    call: int
+    pause: int
+    decision: DecisionKind
+    by: str = ""
+    reason: str = ""
+    value: JSON = None
+    arguments: str | None = None
+    remember: str = ""
+
+
+class CallStarted(Plain, frozen=True, tag=True):
+    """The intent: committed before the tool starts. `attempt` 2 and later repeat it after a crash."""
+
+    call: int
+    effect: Effect = "once"
+    attempt: int = 1
+    key: str = ""
+    on_unknown: OnUnknown = "ask"
+
+
+class CallEnded(Plain, frozen=True, tag=True):
+    """The one outcome of a call. `in_doubt`: it may have taken effect although it did not end well."""
+
+    call: int
+    outcome: Outcome
+    parts: tuple[Part, ...] = ()
+    in_doubt: bool = False
+    seconds: float = 0.0
+
+
+class Noted(Plain, frozen=True, tag=True):
+    """What no rule reads: attempts, waits, failures of hooks."""
+
+    kind: str
+    data: JSON = None
+
+
+Event: TypeAlias = (
+    SessionOpened
+    | AgentPinned
+    | InputAccepted
+    | RunStarted
+    | RunResumed
+    | StopRequested
+    | RunEnded
+    | ModelCalled
+    | ModelResponded
+    | ModelFailed
+    | CallChecked
+    | CallSuspended
+    | CallDecided
+    | CallStarted
+    | CallEnded
+    | Noted
+)

@@ -1,0 +1,23 @@
+"""The start of a fork: the same past, with what was open at the cut closed truthfully; nothing is run again."""
+
+from __future__ import annotations
+
+from perdure.core.events import Event, RunEnded, SessionOpened
+from perdure.core.outcomes import end_call, end_unknown
+from perdure.core.state import SessionState
+
+
+def fork_events(state: SessionState, opened: SessionOpened) -> tuple[Event, ...]:
+    """Calls under way at the cut are unknown, calls not yet started superseded, and the open run is over."""
+    events: list[Event] = [opened]
+    if state.run is None:
+        return tuple(events)
+    for call in state.run.calls:
+        if call.status == "ended":
+            continue
+        if call.attempts and call.effect != "read":
+            events.append(end_unknown(call))
+        else:
+            events.append(end_call(call, "superseded", "The session was forked before this call started."))
+    events.append(RunEnded(state.run.run, "cancelled", "the session was forked here"))
+    return tuple(events)

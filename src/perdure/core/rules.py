@@ -1,0 +1,343 @@
+"""The agent loop: `next_actions` says what the log asks for, `accept` what a request from outside becomes.
+
+Rule 1: first match wins. Rule 2: both read the state alone. Rule 3: no actions means settled, waiting or in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from perdure.core.actions import (
+    AbortCall,
+    AbortModel,
+    Action,
+    AppendEvents,
+    CallModel,
+    CheckCall,
+    RunTool,
+    StartRun,
+    SuspendCall,
+)
+from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
+from perdure.core.errors import Conflict, NotFound, Refused, UsageError
+from perdure.core.events import (
+    CallDecided,
+    DecisionKind,
+    Event,
+    InputAccepted,
+    PauseKind,
+    RunEnded,
+    StopRequested,
+)
+from perdure.core.outcomes import EXPIRY, end_answered, end_call, end_refused, end_unknown
+from perdure.core.state import Call, RunState, SessionState, find_call
+
+MAX_REPAIRS = 2
+
+DECISIONS: dict[PauseKind, tuple[DecisionKind, ...]] = {
+    "approval": ("approve", "deny", "edit"),
+    "unknown": ("answer", "deny", "retry"),
+    "question": ("answer", "deny"),
+    "frontend": ("answer", "deny"),
+    "external": ("answer", "deny"),
+    "listen": ("approve", "deny"),
+    "child": (),
+}
+
+
+def next_actions(state: SessionState) -> tuple[Action, ...]:
+    """The whole agent loop, as ordered rules."""
+    run = state.run
+    if run is None:
+        return (StartRun((state.queue[0].input,)),) if state.queue else ()
+    if run.awaiting == "model":
+        return (AbortModel(run.turn),) if run.stop and not _is_last_word(run) else ()
+    if any(call.status != "ended" for call in run.calls):
+        return _call_actions(state, run)
+    if run.stop and (end := _end_stopped(run, run.stop)):
+        return (AppendEvents((end,)),)
+    if run.awaiting == "interrupted" and (run.final or not run.stop):
+        return (CallModel(run.turn, run.attempt + 1, final=run.final),)
+    if run.failure and run.failure.kind not in ("limit", "stopped"):
+        return _end(run, "failed", f"{run.failure.kind}: {run.failure.detail}")
+    if run.response and not run.calls and (end := _end_answered(state, run)):
+        return (AppendEvents((end,)),)
+    if limit := exhausted(run):
+        return (CallModel(run.turn + 1, final=True),) if _may_answer(run) else _end(run, "limit", limit)
+    joining = tuple(queued.input for queued in state.queue if queued.busy == "join")
+    return (CallModel(run.turn + 1, inputs=joining),)
+
+
+def exhausted(run: RunState) -> str:
+    """The name of the limit that the run has reached, or nothing."""
+    limits = run.limits
+    if run.failure and run.failure.kind == "limit":
+        return run.failure.detail or "limit"
+    if run.stop and run.stop.cause == "seconds":
+        return "seconds"
+    if limits.turns is not None and run.turn >= limits.turns:
+        return "turns"
+    if limits.calls is not None and run.called > limits.calls:
+        return "calls"
+    if limits.tokens is not None and run.usage.total >= limits.tokens:
+        return "tokens"
+    if limits.cost_usd is not None and run.cost_usd >= limits.cost_usd:
+        return "cost_usd"
+    if limits.seconds is not None and run.seconds >= limits.seconds:
+        return "seconds"
+    return "no room for another call" if run.final else ""
+
+
+def _may_answer(run: RunState) -> bool:
+    return run.limits.at_limit == "answer" and not run.final
+
+
+def _is_last_word(run: RunState) -> bool:
+    """The answer that `at_limit` grants: the clock alone does not break it off."""
+    return run.final and run.stop is not None and run.stop.cause == "seconds"
+
+
+def _end(run: RunState, reason: Literal["failed", "limit"], detail: str) -> tuple[AppendEvents]:
+    return (AppendEvents((RunEnded(run.run, reason, detail),)),)
+
+
+def _end_stopped(run: RunState, stop: StopRequested) -> RunEnded | None:
+    """The end that somebody asked for; the run's own time is a limit like the others."""
+    by = f"by {stop.by}" if stop.by else ""
+    match stop.cause:
+        case "stop":
+            return RunEnded(run.run, "stopped", by)
+        case "cancel":
+            return RunEnded(run.run, "cancelled", by)
+        case "interrupt":
+            return RunEnded(run.run, "cancelled", "interrupted by a new input")
+        case "seconds":
+            return None
+
+
+def _end_answered(state: SessionState, run: RunState) -> RunEnded | None:
+    """The end of a run whose last answer asks for nothing more; None if the run has to go on."""
+    response = run.response
+    assert response is not None
+    limit = exhausted(run)
+    if response.stop == "refusal":
+        return RunEnded(run.run, "refusal", response.message.text)
+    if response.invalid:
+        may_repair = run.repairs <= MAX_REPAIRS and not run.final
+        return None if may_repair else RunEnded(run.run, "failed", f"output: {response.invalid}")
+    if not limit and any(queued.busy == "join" for queued in state.queue):
+        return None
+    detail = f"answered at the limit: {limit}" if run.final else ""
+    if response.stop == "length":
+        detail = "the answer was cut at the model's output limit"
+    output = response.output if run.output is not None else response.message.text
+    return RunEnded(run.run, "completed", detail, output)
+
+
+def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
+    if run.stop:
+        return tuple(action for call in run.calls if (action := _stop_call(run, call)))
+    cap = state.spec.concurrency if state.spec else None
+    running = sum(1 for call in run.calls if call.status == "started")
+    allowed = _calls_within_limit(run)
+    actions: list[Action] = []
+    held = any(call.status == "started" and call.sequential for call in run.calls)
+    for index, call in enumerate(run.calls):
+        action = _call_action(call)
+        if index >= allowed and call.status == "proposed":
+            action = _ended(end_call(call, "cancelled", "The run has reached its limit; this call was not started."))
+        elif isinstance(action, RunTool):
+            if held or (call.sequential and running) or (cap is not None and running >= cap):
+                action = None
+            else:
+                running += 1
+        if call.status not in ("ended", "suspended"):
+            # Until it is checked, nobody knows whether a call is sequential.
+            held = held or call.sequential or call.status == "proposed"
+        if action:
+            actions.append(action)
+    return tuple(actions)
+
+
+def _calls_within_limit(run: RunState) -> int:
+    if run.final:
+        return 0
+    if run.limits.calls is None:
+        return len(run.calls)
+    return max(0, len(run.calls) - max(0, run.called - run.limits.calls))
+
+
+def _call_action(call: Call) -> Action | None:
+    match call.status:
+        case "proposed":
+            return CheckCall(call.ordinal, call.name, call.arguments, call.approved)
+        case "allowed":
+            return RunTool(call.ordinal, call.name, call.arguments, call.attempts + 1, call.digest)
+        case "asked":
+            return SuspendCall(call.ordinal, call.pauses + 1, "approval", call.reason)
+        case "refused":
+            return _ended(end_refused(call))
+        case "invalid":
+            return _ended(end_call(call, "error", call.reason))
+        case "answered":
+            return _ended(end_answered(call))
+        case "interrupted":
+            return _after_crash(call)
+        case "suspended" | "started" | "ended":
+            return None
+        case _:
+            assert_never(call.status)
+
+
+def _after_crash(call: Call) -> Action:
+    """The honest continuation of a call whose outcome nobody saw."""
+    if call.effect in ("read", "idempotent"):
+        return RunTool(call.ordinal, call.name, call.arguments, call.attempts + 1, call.digest)
+    if call.on_unknown == "tell":
+        return _ended(end_unknown(call))
+    prompt = "The process died while this call was under way; nobody knows whether it took effect."
+    return SuspendCall(call.ordinal, call.pauses + 1, "unknown", prompt)
+
+
+def _stop_call(run: RunState, call: Call) -> Action | None:
+    """What becomes of a call when its run is told to end."""
+    assert run.stop is not None
+    match call.status:
+        case "ended":
+            return None
+        case "started":
+            return None if run.stop.cause == "stop" else AbortCall(call.ordinal)
+        case "refused":
+            return _ended(end_refused(call))
+        case "answered":
+            return _ended(end_answered(call))
+        case _ if call.attempts:
+            if call.effect == "read":
+                return _ended(end_call(call, "cancelled", "The run was ended before this call was repeated."))
+            return _ended(end_unknown(call))
+        case "suspended" if run.stop.cause == "interrupt":
+            return _ended(end_call(call, "superseded", "A newer input replaced this call; it was not started."))
+        case _:
+            return _ended(end_call(call, "cancelled", "The run was ended before this call started."))
+
+
+def _ended(event: Event) -> AppendEvents:
+    return AppendEvents((event,))
+
+
+def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
+    """The events that a request becomes; none if the log already says so."""
+    match command:
+        case SendInput():
+            return _accept_input(state, command)
+        case ContinueRun():
+            return _accept_continue(state, command)
+        case Decide():
+            return _accept_decision(state, command)
+        case StopRun():
+            return _accept_stop(state, command)
+        case ExpireCalls(now=now):
+            return _expire(state, now)
+        case _:
+            assert_never(command)
+
+
+def _accept_input(state: SessionState, command: SendInput) -> tuple[Event, ...]:
+    if not command.parts:
+        raise UsageError("The input is empty; say what the agent shall do.")
+    known = state.keys.get(command.key) if command.key is not None else None
+    if known is not None:
+        if known.digest == command.digest:
+            return ()
+        raise Conflict(f"The key {command.key!r} was used for another input; take a new key for new work.")
+    if command.busy == "refuse" and (state.run or state.queue):
+        raise Refused("The session is busy; wait for its run to end, or send with busy='queue'.")
+    accepted = InputAccepted(
+        state.inputs + 1,
+        command.parts,
+        busy=command.busy,
+        key=command.key,
+        digest=command.digest,
+        overrides=command.overrides,
+    )
+    if command.busy == "interrupt" and state.run and not _is_forced(state.run):
+        return (accepted, StopRequested(state.run.run, "interrupt"))
+    return (accepted,)
+
+
+def _accept_continue(state: SessionState, command: ContinueRun) -> tuple[Event, ...]:
+    if state.run or state.queue:
+        raise Refused("The session has a run under way; decide what it waits for, or stop it first.")
+    if not len(state.ended):
+        raise Refused("The session has no run yet; send an input.")
+    last = state.ended[-1]
+    if last.reason in ("completed", "refusal"):
+        raise Refused(f"The last run is {last.reason}; send an input to go on.")
+    return (InputAccepted(state.inputs + 1, overrides=command.overrides, continues=last.run),)
+
+
+def _accept_decision(state: SessionState, command: Decide) -> tuple[Event, ...]:
+    ordinal, number = _read_pending_id(state, command.pending)
+    call = find_call(state.run, ordinal)
+    pause = call.pause if call else None
+    if pause is None or pause.pause != number:
+        settled = call.decision if call else None
+        if settled is not None and settled.pause == number:
+            who = f" by {settled.by}" if settled.by else ""
+            raise Conflict(f"{command.pending} was already decided{who}: {settled.decision}.")
+        raise Conflict(f"{command.pending} no longer waits for a decision.")
+    allowed = DECISIONS[pause.kind]
+    if not allowed:
+        raise Refused(f"{command.pending} waits for its own session; decide what that one waits for.")
+    if command.decision not in allowed:
+        raise Refused(f"{pause.kind} takes {' or '.join(allowed)}, not {command.decision}.")
+    if command.decision == "edit" and command.arguments is None:
+        raise UsageError("An edit needs arguments={…}.")
+    return (
+        CallDecided(
+            ordinal,
+            number,
+            command.decision,
+            by=command.by,
+            reason=command.reason,
+            value=command.value,
+            arguments=command.arguments,
+            remember=command.remember,
+        ),
+    )
+
+
+def pending_id(state: SessionState, call: Call) -> str:
+    return f"{state.uid}-{call.ordinal}-{call.pauses}"
+
+
+def _read_pending_id(state: SessionState, pending: str) -> tuple[int, int]:
+    rest, _, number = pending.rpartition("-")
+    uid, _, ordinal = rest.rpartition("-")
+    # Python refuses to read numbers of thousands of digits with an error that is not ours.
+    is_short = len(ordinal) < 20 and len(number) < 20
+    is_numbered = is_short and ordinal.isdecimal() and number.isdecimal()
+    if uid != state.uid or not is_numbered or not 0 < int(ordinal) <= state.calls:
+        raise NotFound(f"Session {state.id!r} has no pending decision {pending!r}; list them with pending().")
+    return int(ordinal), int(number)
+
+
+def _is_forced(run: RunState) -> bool:
+    return run.stop is not None and run.stop.cause in ("cancel", "interrupt")
+
+
+def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:
+    run = state.run
+    if run is None:
+        raise Refused("The session has no open run.")
+    if _is_forced(run) or (run.stop and command.cause != "cancel"):
+        return ()
+    return (StopRequested(run.run, command.cause, command.by),)
+
+
+def _expire(state: SessionState, now: float) -> tuple[Event, ...]:
+    return tuple(
+        CallDecided(call.ordinal, call.pauses, "deny", by=EXPIRY, reason="nobody decided in time")
+        for call in (state.run.calls if state.run else ())
+        if call.pause and call.pause.expires_at is not None and call.pause.expires_at <= now
+    )

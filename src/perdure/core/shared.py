@@ -1,0 +1,97 @@
+"""Growing collections that many states share: a buffer and how much of it each state sees.
+
+Rule 1: what a state sees never changes. Rule 2: adding to the newest state is O(1); adding to an older one copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Generic, TypeVar, overload
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+class Buffer(Sequence[T]):
+    """An append-only list of which a state sees the first `length` items."""
+
+    __slots__ = ("_items", "_length")
+
+    def __init__(self, items: list[T] | None = None, length: int | None = None) -> None:
+        self._items: list[T] = [] if items is None else items
+        self._length = len(self._items) if length is None else length
+
+    def add(self, item: T) -> Buffer[T]:
+        items = self._items
+        if len(items) != self._length:
+            items = items[: self._length]
+        items.append(item)
+        return Buffer(items, self._length + 1)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step < 0:
+                # Its bounds may be -1, which a list would count from its own end.
+                return [self._items[at] for at in range(start, stop, step)]
+            return self._items[start:stop:step]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return self._items[index if index >= 0 else self._length + index]
+
+    def __iter__(self) -> Iterator[T]:
+        items = self._items
+        return (items[index] for index in range(self._length))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Buffer):
+            return NotImplemented
+        return self[:] == other[:]
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return f"Buffer({self[:]!r})"
+
+
+class Index(Generic[K, T]):
+    """A write-once mapping of which a state sees the first `length` entries."""
+
+    __slots__ = ("_entries", "_length")
+
+    def __init__(self, entries: dict[K, tuple[int, T]] | None = None, length: int = 0) -> None:
+        self._entries: dict[K, tuple[int, T]] = {} if entries is None else entries
+        self._length = length
+
+    def add(self, key: K, value: T) -> Index[K, T]:
+        entries = self._entries
+        if len(entries) != self._length:
+            entries = {k: entry for k, entry in entries.items() if entry[0] < self._length}
+        if key in entries:
+            return Index(entries, self._length)
+        entries[key] = (self._length, value)
+        return Index(entries, self._length + 1)
+
+    def get(self, key: K) -> T | None:
+        entry = self._entries.get(key)
+        return entry[1] if entry is not None and entry[0] < self._length else None
+
+    def _seen(self) -> dict[K, T]:
+        return {k: value for k, (at, value) in self._entries.items() if at < self._length}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Index):
+            return NotImplemented
+        return self._seen() == other._seen()
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return f"Index({self._seen()!r})"

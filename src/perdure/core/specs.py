@@ -1,0 +1,88 @@
+"""What a programmer described, as plain data: written to the log once per change, by digest."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from perdure.core.errors import UsageError
+from perdure.core.messages import JSON, Plain
+
+Effect = Literal["read", "idempotent", "once"]
+OnUnknown = Literal["ask", "tell"]
+AtLimit = Literal["stop", "answer"]
+Busy = Literal["join", "queue", "interrupt", "refuse"]
+Verdict = Literal["allow", "ask", "deny", "invalid"]
+
+
+class ToolSpec(Plain, frozen=True):
+    name: str
+    description: str = ""
+    parameters: JSON = None
+    effect: Effect = "once"
+    on_unknown: OnUnknown = "ask"
+    sequential: bool = False
+    timeout: float | None = None
+    asks: bool = False
+
+
+class Limits(Plain, frozen=True):
+    """What one run may spend; None is without limit. `seconds` does not count waiting."""
+
+    turns: int | None = 50
+    tokens: int | None = None
+    cost_usd: float | None = None
+    calls: int | None = None
+    seconds: float | None = None
+    at_limit: AtLimit = "stop"
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "tokens", "cost_usd", "calls", "seconds"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+                raise UsageError(f"Limits({name}={value!r}): give a number of at least 0, or None.")
+        if self.at_limit not in ("stop", "answer"):
+            raise UsageError(f"Limits(at_limit={self.at_limit!r}): take 'stop' or 'answer'.")
+
+
+class PolicySpec(Plain, frozen=True):
+    """Rules by name or glob; predicates appear by their name only, their verdicts are events."""
+
+    allow: tuple[str, ...] = ()
+    ask: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+
+
+class ModelSettings(Plain, frozen=True):
+    """How to sample; None leaves it to the provider."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class AgentSpec(Plain, frozen=True):
+    name: str
+    model: str = ""
+    instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    policy: PolicySpec = PolicySpec()
+    limits: Limits = Limits()
+    settings: ModelSettings = ModelSettings()
+    output: JSON = None
+    concurrency: int | None = None
+
+
+class Overrides(Plain, frozen=True):
+    """What one input changes for its run."""
+
+    model: str | None = None
+    limits: Limits | None = None
+    settings: ModelSettings | None = None
+    output: JSON = None
+
+
+def matches(pattern: str, name: str) -> bool:
+    return pattern == name or fnmatchcase(name, pattern)

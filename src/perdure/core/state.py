@@ -1,0 +1,484 @@
+"""SessionState and evolve: what a log means.
+
+Rule 1: `evolve` is total, never raises and looks at nothing but its arguments. Rule 2: a state, once made, never changes.
+Rule 3: what the model reads is built here, so every call in `history` has its result right behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from msgspec.structs import replace
+
+from perdure.core.events import (
+    AgentPinned,
+    CallChecked,
+    CallDecided,
+    CallEnded,
+    CallStarted,
+    CallSuspended,
+    EndReason,
+    Event,
+    InputAccepted,
+    ModelCalled,
+    ModelFailed,
+    ModelResponded,
+    Noted,
+    Origin,
+    Reservation,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    SessionOpened,
+    StopRequested,
+)
+from perdure.core.messages import (
+    JSON,
+    AnswerPart,
+    Message,
+    Part,
+    Plain,
+    Text,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+    Usage,
+    UserMessage,
+    estimate_tokens,
+)
+from perdure.core.shared import Buffer, Index
+from perdure.core.specs import AgentSpec, Effect, Limits, ModelSettings, OnUnknown
+
+CallStatus = Literal[
+    "proposed",  # the model wrote it; nobody has looked at it yet
+    "allowed",  # may start
+    "asked",  # a rule wants a person to look at it
+    "refused",  # a rule or a person said no
+    "invalid",  # unknown tool or arguments that do not fit
+    "suspended",  # waits for a decision
+    "answered",  # a decision brought the result
+    "started",  # the intent is in the log
+    "interrupted",  # started by a driver that is gone
+    "ended",
+]
+
+
+class Call(Plain, frozen=True):
+    """One tool call of the current turn."""
+
+    ordinal: int
+    name: str
+    arguments: str
+    id: str = ""
+    status: CallStatus = "proposed"
+    digest: str = ""
+    rule: str = ""
+    reason: str = ""
+    sequential: bool = False
+    approved: bool = False
+    effect: Effect = "once"
+    on_unknown: OnUnknown = "ask"
+    attempts: int = 0
+    pauses: int = 0
+    pause: CallSuspended | None = None
+    decision: CallDecided | None = None
+    end: CallEnded | None = None
+
+
+class RunState(Plain, frozen=True):
+    """The open run and its current turn."""
+
+    run: int
+    inputs: tuple[int, ...]
+    limits: Limits = Limits()
+    model: str = ""
+    settings: ModelSettings = ModelSettings()
+    output: JSON = None
+    continues: int | None = None
+    turn: int = 0
+    attempt: int = 0
+    awaiting: Literal["", "model", "interrupted"] = ""
+    final: bool = False
+    reserved: Reservation = Reservation()
+    calls: tuple[Call, ...] = ()
+    response: ModelResponded | None = None
+    failure: ModelFailed | None = None
+    stop: StopRequested | None = None
+    repairs: int = 0
+    called: int = 0
+    usage: Usage = Usage()
+    cost_usd: float = 0.0
+    seconds: float = 0.0
+
+
+class RunSummary(Plain, frozen=True):
+    """What is left of a run that ended."""
+
+    run: int
+    reason: EndReason
+    detail: str = ""
+    output: JSON = None
+    schema: JSON = None
+    usage: Usage = Usage()
+    cost_usd: float = 0.0
+    turns: int = 0
+
+
+class KeyedInput(Plain, frozen=True, gc=False):
+    input: int
+    digest: str
+
+
+class Remembered(Plain, frozen=True, gc=False):
+    """A decision that satisfies later asks: of one tool, and if `digest` is set only with those arguments."""
+
+    pattern: str
+    digest: str = ""
+
+
+class SessionState(Plain, frozen=True):
+    seq: int = 0
+    uid: str = ""
+    id: str = ""
+    tenant: str = ""
+    agent: str = ""
+    data: JSON = None
+    metadata: dict[str, str] = {}
+    origin: Origin | None = None
+    spec: AgentSpec | None = None
+    spec_digest: str = ""
+    epoch: int = 0
+    inputs: int = 0
+    runs: int = 0
+    calls: int = 0
+    queue: tuple[InputAccepted, ...] = ()
+    keys: Index[str, KeyedInput] = Index()
+    taken: Index[int, int] = Index()
+    ended: Buffer[RunSummary] = Buffer()
+    history: Buffer[Message] = Buffer()
+    run: RunState | None = None
+    remembered: tuple[Remembered, ...] = ()
+    usage: Usage = Usage()
+    cost_usd: float = 0.0
+    context_tokens: int = 0
+
+
+def new_state() -> SessionState:
+    """The state before the first event; shares nothing with other sessions."""
+    return SessionState(keys=Index(), taken=Index(), ended=Buffer(), history=Buffer())
+
+
+def evolve(state: SessionState, event: Event) -> SessionState:
+    seq = state.seq + 1
+    match event:
+        case CallEnded():
+            return _on_call_ended(replace(state, seq=seq), event)
+        case ModelResponded():
+            return _on_responded(replace(state, seq=seq), event)
+        case ModelCalled():
+            return _on_model_called(replace(state, seq=seq), event)
+        case CallStarted():
+            return replace(state, seq=seq, run=_with_started(state.run, event))
+        case CallChecked():
+            return replace(state, seq=seq, run=_with_checked(state.run, event))
+        case CallSuspended():
+            return replace(state, seq=seq, run=_with_suspended(state.run, event))
+        case CallDecided():
+            return _on_decided(replace(state, seq=seq), event)
+        case InputAccepted():
+            return _on_input(replace(state, seq=seq), event)
+        case RunStarted():
+            return _on_run_started(replace(state, seq=seq), event)
+        case RunEnded():
+            return _on_run_ended(replace(state, seq=seq), event)
+        case ModelFailed():
+            return replace(state, seq=seq, run=_with_failure(state.run, event))
+        case StopRequested():
+            return replace(state, seq=seq, run=_with_stop(state.run, event))
+        case RunResumed(epoch=epoch):
+            return _on_resumed(replace(state, seq=seq, epoch=epoch))
+        case AgentPinned(digest=digest, spec=spec):
+            return replace(state, seq=seq, spec=spec, spec_digest=digest, agent=spec.name)
+        case SessionOpened():
+            return _on_opened(replace(state, seq=seq), event)
+        case Noted():
+            return replace(state, seq=seq)
+        case _:
+            assert_never(event)
+
+
+def fold(events: list[Event], state: SessionState | None = None) -> SessionState:
+    folded = new_state() if state is None else state
+    for event in events:
+        folded = evolve(folded, event)
+    return folded
+
+
+def find_call(run: RunState | None, ordinal: int) -> Call | None:
+    for call in run.calls if run else ():
+        if call.ordinal == ordinal:
+            return call
+    return None
+
+
+def _find_open(run: RunState | None, ordinal: int) -> Call | None:
+    """What ended stays ended: a late fact about such a call changes nothing."""
+    call = find_call(run, ordinal)
+    return call if call and call.status != "ended" else None
+
+
+def in_flight(state: SessionState) -> bool:
+    """Whether the log holds an intent without its outcome."""
+    run = state.run
+    return run is not None and (run.awaiting == "model" or any(c.status == "started" for c in run.calls))
+
+
+def _with_call(run: RunState | None, call: Call) -> RunState | None:
+    if run is None:
+        return None
+    return replace(run, calls=tuple(call if c.ordinal == call.ordinal else c for c in run.calls))
+
+
+def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
+    return replace(
+        state,
+        uid=event.uid,
+        id=event.id,
+        tenant=event.tenant,
+        agent=event.agent,
+        data=event.data,
+        metadata=event.metadata,
+        origin=event.origin,
+        queue=(),
+    )
+
+
+def _on_input(state: SessionState, event: InputAccepted) -> SessionState:
+    if event.busy == "interrupt":
+        ahead = sum(1 for queued in state.queue if queued.busy == "interrupt")
+        queue = (*state.queue[:ahead], event, *state.queue[ahead:])
+    else:
+        queue = (*state.queue, event)
+    keys = state.keys
+    if event.key is not None:
+        keys = keys.add(event.key, KeyedInput(event.input, event.digest))
+    return replace(state, inputs=event.input, queue=queue, keys=keys)
+
+
+def _take_inputs(state: SessionState, inputs: tuple[int, ...], run: int) -> SessionState:
+    """Moves queued inputs into the history, in the order they are named."""
+    history, taken, tokens = state.history, state.taken, state.context_tokens
+    for number in inputs:
+        taken = taken.add(number, run)
+        for queued in state.queue:
+            if queued.input == number and queued.parts:
+                history = history.add(UserMessage(queued.parts))
+                tokens += estimate_tokens(queued.parts)
+    queue = tuple(queued for queued in state.queue if queued.input not in inputs)
+    return replace(state, queue=queue, taken=taken, history=history, context_tokens=tokens)
+
+
+def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
+    run = RunState(
+        run=event.run,
+        inputs=event.inputs,
+        limits=event.limits,
+        model=event.model,
+        settings=event.settings,
+        output=event.output,
+        continues=event.continues,
+    )
+    return replace(_take_inputs(state, event.inputs, event.run), runs=event.run, run=run)
+
+
+def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
+    run = state.run
+    if run is None:
+        return state
+    if event.inputs:
+        state = _take_inputs(state, event.inputs, run.run)
+    called = replace(
+        run,
+        inputs=run.inputs + event.inputs,
+        turn=event.turn,
+        attempt=event.attempt,
+        awaiting="model",
+        final=event.final,
+        reserved=event.reserved,
+        calls=(),
+        response=None,
+        failure=None,
+    )
+    return replace(state, run=called)
+
+
+def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
+    run = state.run
+    if run is None:
+        return state
+    parts = event.message.parts
+    history = state.history.add(event.message)
+    tokens = event.usage.total or state.context_tokens + estimate_tokens(parts)
+    calls = tuple(Call(p.call, p.name, p.arguments, p.id) for p in parts if isinstance(p, ToolCall))
+    repairs = run.repairs
+    if event.invalid and not calls:
+        feedback = Text(f"The answer does not fit the output type: {event.invalid} Answer again, corrected.")
+        history = history.add(UserMessage((feedback,)))
+        tokens += estimate_tokens((feedback,))
+        repairs += 1
+    cost = event.cost_usd or 0.0
+    answered = replace(
+        run,
+        awaiting="",
+        response=event,
+        calls=calls,
+        repairs=repairs,
+        called=run.called + len(calls),
+        usage=run.usage + event.usage,
+        cost_usd=run.cost_usd + cost,
+        seconds=run.seconds + event.seconds,
+        reserved=Reservation(),
+    )
+    return replace(
+        state,
+        run=answered,
+        history=history,
+        calls=state.calls + len(calls),
+        usage=state.usage + event.usage,
+        cost_usd=state.cost_usd + cost,
+        context_tokens=tokens,
+    )
+
+
+def _with_stop(run: RunState | None, event: StopRequested) -> RunState | None:
+    return replace(run, stop=event) if run and run.run == event.run else run
+
+
+def _with_failure(run: RunState | None, event: ModelFailed) -> RunState | None:
+    if run is None:
+        return None
+    return replace(run, awaiting="", failure=event, reserved=Reservation(), seconds=run.seconds + event.seconds)
+
+
+def _with_checked(run: RunState | None, event: CallChecked) -> RunState | None:
+    call = _find_open(run, event.call)
+    if call is None:
+        return run
+    status: CallStatus
+    match event.verdict:
+        case "allow":
+            status = "allowed"
+        case "ask":
+            status = "asked"
+        case "deny":
+            status = "refused"
+        case "invalid":
+            status = "invalid"
+    checked = replace(
+        call,
+        status=status,
+        digest=event.digest,
+        rule=event.rule,
+        reason=event.reason,
+        sequential=event.sequential,
+    )
+    return _with_call(run, checked)
+
+
+def _with_suspended(run: RunState | None, event: CallSuspended) -> RunState | None:
+    call = _find_open(run, event.call)
+    if call is None:
+        return run
+    return _with_call(run, replace(call, status="suspended", pause=event, pauses=event.pause, decision=None))
+
+
+def _on_decided(state: SessionState, event: CallDecided) -> SessionState:
+    call = _find_open(state.run, event.call)
+    if call is None:
+        return state
+    remembered = state.remembered
+    if event.remember and event.decision == "approve":
+        exact = event.remember == "exact"
+        pattern = call.name if event.remember in ("exact", "tool") else event.remember
+        remembered = (*remembered, Remembered(pattern, call.digest if exact else ""))
+    decided = replace(call, decision=event, pause=None)
+    match event.decision:
+        case "approve" | "retry":
+            decided = replace(decided, status="allowed")
+        case "deny":
+            decided = replace(decided, status="refused", reason=event.reason)
+        case "edit":
+            edited = event.arguments if event.arguments is not None else call.arguments
+            decided = replace(decided, status="proposed", arguments=edited, approved=True)
+        case "answer":
+            decided = replace(decided, status="answered")
+    return replace(state, run=_with_call(state.run, decided), remembered=remembered)
+
+
+def _with_started(run: RunState | None, event: CallStarted) -> RunState | None:
+    call = _find_open(run, event.call)
+    if call is None:
+        return run
+    started = replace(call, status="started", effect=event.effect, on_unknown=event.on_unknown, attempts=event.attempt)
+    return _with_call(run, started)
+
+
+def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
+    run = state.run
+    call = _find_open(run, event.call)
+    if run is None or call is None:
+        return state
+    calls = tuple(
+        replace(c, status="ended", end=event, pause=None) if c.ordinal == call.ordinal else c for c in run.calls
+    )
+    state = replace(state, run=replace(run, calls=calls, seconds=run.seconds + event.seconds))
+    if all(c.status == "ended" for c in calls):
+        return _add_results(state, calls)
+    return state
+
+
+def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
+    results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
+    parts: list[Part | AnswerPart] = [part for result in results for part in result.parts]
+    return replace(
+        state,
+        history=state.history.add(ToolMessage(results)),
+        context_tokens=state.context_tokens + estimate_tokens(parts),
+    )
+
+
+def _on_resumed(state: SessionState) -> SessionState:
+    run = state.run
+    if run is None:
+        return state
+    calls = tuple(replace(c, status="interrupted") if c.status == "started" else c for c in run.calls)
+    if run.awaiting == "model":
+        # The provider may have billed an answer that nobody received: the reservation counts as spent.
+        spent = run.reserved
+        lost = Usage(output=spent.tokens, estimated=True) if spent.tokens else Usage()
+        run = replace(
+            run,
+            awaiting="interrupted",
+            reserved=Reservation(),
+            usage=run.usage + lost,
+            cost_usd=run.cost_usd + spent.cost_usd,
+        )
+        state = replace(state, usage=state.usage + lost, cost_usd=state.cost_usd + spent.cost_usd)
+    return replace(state, run=replace(run, calls=calls))
+
+
+def _on_run_ended(state: SessionState, event: RunEnded) -> SessionState:
+    run = state.run
+    if run is None or run.run != event.run:
+        return state
+    summary = RunSummary(
+        event.run,
+        event.reason,
+        event.detail,
+        event.output,
+        schema=run.output,
+        usage=run.usage,
+        cost_usd=run.cost_usd,
+        turns=run.turn,
+    )
+    return replace(state, run=None, ended=state.ended.add(summary))

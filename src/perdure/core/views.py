@@ -1,0 +1,71 @@
+"""What people and stores see of a state: pending decisions and the session's row."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from perdure.core.codec import decode_json
+from perdure.core.events import PauseKind
+from perdure.core.messages import JSON, Plain
+from perdure.core.rules import next_actions, pending_id
+from perdure.core.state import SessionState, in_flight
+
+Status = Literal["idle", "running", "waiting"]
+
+
+class Pending(Plain, frozen=True):
+    """A suspended call, as it is put before a person."""
+
+    id: str
+    kind: PauseKind
+    session: str
+    call: int
+    tool: str
+    arguments: JSON
+    prompt: str = ""
+    expires_at: float | None = None
+
+
+class Summary(Plain, frozen=True):
+    """What a store keeps beside the log, in the same transaction: true for the head it was made for."""
+
+    agent: str
+    status: Status = "idle"
+    runnable: bool = False
+    wake_at: float | None = None
+    pending: tuple[Pending, ...] = ()
+
+
+def pending_of(state: SessionState) -> tuple[Pending, ...]:
+    return tuple(
+        Pending(
+            pending_id(state, call),
+            call.pause.kind,
+            state.id,
+            call.ordinal,
+            call.name,
+            _shown(call.arguments),
+            call.pause.prompt,
+            call.pause.expires_at,
+        )
+        for call in (state.run.calls if state.run else ())
+        if call.pause
+    )
+
+
+def summarise(state: SessionState) -> Summary:
+    if in_flight(state):
+        runnable, status = True, "running"
+    else:
+        runnable = bool(next_actions(state))
+        status = "running" if runnable else "waiting" if state.run else "idle"
+    pending = pending_of(state)
+    expiries = [p.expires_at for p in pending if p.expires_at is not None]
+    return Summary(state.agent, status, runnable, min(expiries, default=None), pending)
+
+
+def _shown(arguments: str) -> JSON:
+    try:
+        return decode_json(arguments or "{}")
+    except ValueError:
+        return arguments

@@ -1,0 +1,41 @@
+"""The kinds of events, for matching stream items: `case Record(event=CallEnded()): …`."""
+
+from perdure.core.events import (
+    AgentPinned,
+    CallChecked,
+    CallDecided,
+    CallEnded,
+    CallStarted,
+    CallSuspended,
+    Event,
+    InputAccepted,
+    ModelCalled,
+    ModelFailed,
+    ModelResponded,
+    Noted,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    SessionOpened,
+    StopRequested,
+)
+
+__all__ = [
+    "AgentPinned",
+    "CallChecked",
+    "CallDecided",
+    "CallEnded",
+    "CallStarted",
+    "CallSuspended",
+    "Event",
+    "InputAccepted",
+    "ModelCalled",
+    "ModelFailed",
+    "ModelResponded",
+    "Noted",
+    "RunEnded",
+    "RunResumed",
+    "RunStarted",
+    "SessionOpened",
+    "StopRequested",
+]

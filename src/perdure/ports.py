@@ -1,0 +1,225 @@
+"""The whole extension surface: Store, Model, Engine and Clock, and the plain data that crosses them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from perdure.core.deltas import ModelDelta
+from perdure.core.events import Event
+from perdure.core.messages import JSON, AnswerPart, Message, Plain, StopReason, Usage
+from perdure.core.specs import ModelSettings, ToolSpec
+from perdure.core.views import Status, Summary
+
+
+class Record(Plain, frozen=True):
+    """The envelope of an event: which session (uid), where in its log, when, and in which run."""
+
+    session: str
+    seq: int
+    at: float
+    run: int
+    event: Event
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A record to be: the store gives it the next seq."""
+
+    at: float
+    run: int
+    payload: bytes
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """What a first append says of its session. `base`: the uid whose first `expect` records are this fork's past."""
+
+    tenant: str
+    id: str
+    metadata: dict[str, str]
+    base: str | None = None
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One append: all of it or nothing.
+
+    `expect` is the head it was made for. `epoch` is the driver's; commands have none. `drops_draft`: an answer came.
+    """
+
+    session: str
+    expect: int
+    entries: tuple[Entry, ...]
+    summary: Summary
+    epoch: int | None = None
+    opening: Opening | None = None
+    drops_draft: bool = False
+
+
+class SessionRow(msgspec.Struct, frozen=True):
+    """A session as a store lists it."""
+
+    uid: str
+    tenant: str
+    id: str
+    agent: str
+    status: Status
+    head: int
+    epoch: int
+    owner: str | None
+    metadata: dict[str, str]
+    created_at: float
+    updated_at: float
+    summary: Summary
+
+
+class SessionQuery(msgspec.Struct, frozen=True):
+    """Filters, all of which must hold; `cursor` is the last page's. Newest first."""
+
+    tenant: str | None = None
+    agent: str | None = None
+    status: Status | None = None
+    metadata: dict[str, str] = {}
+    pending: bool = False
+    cursor: str | None = None
+    limit: int = 100
+
+
+class SessionPage(msgspec.Struct, frozen=True):
+    rows: tuple[SessionRow, ...]
+    cursor: str | None
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """The right to drive: every append under it carries the epoch."""
+
+    epoch: int
+    head: int
+
+
+class Store(Protocol):
+    """Where logs live.
+
+    Promises: what `append` returned from is durable; seq is 1, 2, 3 … without gap; a stale epoch appends nothing; a session
+    whose summary says runnable or whose wake_at has come is found by `runnable` until somebody living owns it.
+    Raises: Conflict (another head, or an id taken), StaleEpoch, NotFound, StoreError.
+    """
+
+    async def open(self) -> None:
+        """Connects, migrates, or refuses with one sentence."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def append(self, batch: Batch) -> None:
+        """The only way in for facts."""
+        ...
+
+    async def read(self, session: str, *, after: int = 0, limit: int | None = None) -> list[Record]: ...
+
+    def watch(self, session: str | None, notify: Callable[[int], None]) -> Callable[[], None]:
+        """Calls `notify(head)` in this loop soon after anybody appended; without a session, `notify(0)` for all of them.
+
+        Returns what ends it.
+        """
+        ...
+
+    async def find(self, tenant: str, id: str) -> SessionRow | None: ...
+
+    async def get(self, session: str) -> SessionRow | None: ...
+
+    async def list(self, query: SessionQuery) -> SessionPage: ...
+
+    async def delete(self, session: str) -> None:
+        """Forgets a session and what belongs to it alone; forks of it keep their past. Refused while it is driven."""
+        ...
+
+    async def join(self, owner: str) -> None:
+        """Registers this process as an owner; it counts as living until it leaves or dies."""
+        ...
+
+    async def leave(self, owner: str) -> None:
+        """Gives up everything it owns."""
+        ...
+
+    async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
+        """Raises the epoch, if nobody living owns the session (or by force)."""
+        ...
+
+    async def release(self, session: str, *, epoch: int, head: int) -> bool:
+        """Gives the session up, only if the head is still the one that was folded."""
+        ...
+
+    async def runnable(self, agents: Sequence[str], *, now: float, limit: int = 100) -> Sequence[str]:
+        """Sessions of these agents that have work and no living owner, longest waiting first."""
+        ...
+
+    async def save_artifact(self, session: str, digest: str, data: bytes) -> None: ...
+
+    async def load_artifact(self, session: str, digest: str) -> bytes: ...
+
+    async def append_draft(self, session: str, chunk: bytes, *, epoch: int) -> None: ...
+
+    async def read_draft(self, session: str) -> Sequence[bytes]: ...
+
+
+class ModelRequest(msgspec.Struct, frozen=True):
+    """One question to a model. `messages` is a view that grows with the session: read it, never copy it per turn."""
+
+    model: str
+    instructions: str
+    messages: Sequence[Message]
+    tools: tuple[ToolSpec, ...] = ()
+    settings: ModelSettings = ModelSettings()
+    output: JSON = None
+
+
+class ModelResponse(msgspec.Struct, frozen=True):
+    """The end of a stream: the whole answer. Calls are numbered by the runtime."""
+
+    parts: tuple[AnswerPart, ...]
+    stop: StopReason = "end"
+    usage: Usage | None = None
+
+
+class Model(Protocol):
+    """A language model. A stream ends with exactly one ModelResponse, or raises ModelError."""
+
+    @property
+    def name(self) -> str: ...
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta | ModelResponse]: ...
+
+    def cost(self, usage: Usage) -> float | None:
+        """US dollars, or None where the price is unknown."""
+        ...
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """`now` is wall time and goes into records; `monotonic` measures; all waiting goes through `call_later`."""
+
+    def now(self) -> float: ...
+
+    def monotonic(self) -> float: ...
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer: ...
+
+
+class Engine(Protocol):
+    """Sees to it that some process drives every session that has work, at least once, until it settles."""
+
+    async def start(
+        self, drive: Callable[[str], Awaitable[None]], sweep: Callable[[], Awaitable[Sequence[str]]]
+    ) -> None: ...
+
+    def submit(self, session: str) -> None:
+        """The fast path; the sweep finds what it misses."""
+        ...
+
+    async def drain(self, grace: float) -> None:
+        """Takes no new work, lets what is under way finish for `grace` seconds and leaves the rest to others."""
+        ...

@@ -1,0 +1,1 @@
+"""What performs the work: agents, tools, sessions and the one loop that drives them."""

@@ -1,0 +1,99 @@
+"""Agent: what the programmer describes; Binding: the same, compiled to plain data (the spec) plus callables.
+
+Rule: only the spec reaches the log; a binding comes from code alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from perdure.core.codec import digest_of, encode_json
+from perdure.core.errors import UsageError
+from perdure.core.specs import AgentSpec, Limits, ModelSettings
+from perdure.ports import Model
+from perdure.runtime.context import ToolContext
+from perdure.runtime.middleware import Middleware
+from perdure.runtime.policy import Policy
+from perdure.runtime.schema import Codec, codec_of
+from perdure.runtime.tools import Tool, as_tool, check_names
+
+OutputT = TypeVar("OutputT")
+
+Instructions = str | Callable[[ToolContext[Any, Any]], str | Awaitable[str]]
+ModelChoice = str | Model | Sequence[str | Model]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent(Generic[OutputT]):
+    """A model with instructions, tools and limits. `model` may be a list: the first, then fallbacks."""
+
+    name: str
+    instructions: Instructions = ""
+    model: ModelChoice = ""
+    tools: Sequence[Tool[..., Any] | Callable[..., Any]] = ()
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = field(default_factory=Limits)
+    output: type[OutputT] | Sequence[type[OutputT]] | None = None
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    concurrency: int | None = None
+    middleware: Sequence[Middleware] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.strip():
+            raise UsageError("An agent needs a name: Agent(name='clerk', …).")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise UsageError(f"Agent {self.name!r}: concurrency={self.concurrency}; take at least 1, or None.")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """An agent ready to be driven; `data` has the codec of each tool that asks for typed session data."""
+
+    agent: Agent[Any]
+    spec: AgentSpec
+    digest: str
+    tools: dict[str, Tool[..., Any]]
+    data: dict[str, Codec]
+    models: tuple[Model, ...]
+    output: Codec | None
+
+
+def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | None) -> Binding:
+    """Compiles an agent; wrong tools, types and models are told here, before anything runs."""
+    tools = [as_tool(item) for item in agent.tools]
+    check_names(tools)
+    models = (override,) if override is not None else _models(agent, resolve)
+    output = codec_of(agent.output) if agent.output is not None and agent.output is not str else None
+    spec = AgentSpec(
+        name=agent.name,
+        model=models[0].name,
+        instructions=agent.instructions if isinstance(agent.instructions, str) else "",
+        tools=tuple(tool.spec for tool in tools),
+        policy=agent.policy.spec,
+        limits=agent.limits,
+        settings=agent.settings,
+        output=output.schema if output else None,
+        concurrency=agent.concurrency,
+    )
+    return Binding(
+        agent=agent,
+        spec=spec,
+        digest=digest_of(encode_json(spec)),
+        tools={tool.name: tool for tool in tools},
+        data={tool.name: tool.data_codec for tool in tools if tool.data_codec is not None},
+        models=models,
+        output=output,
+    )
+
+
+def _models(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, ...]:
+    return choose_models(agent.model, resolve, f"Agent {agent.name!r}")
+
+
+def choose_models(choice: ModelChoice, resolve: Callable[[str], Model], who: str) -> tuple[Model, ...]:
+    items = choice if isinstance(choice, Sequence) and not isinstance(choice, str) else [choice]
+    if not items or not all(items):
+        raise UsageError(f"{who} has no model; give model='provider:name'.")
+    return tuple(resolve(item) if isinstance(item, str) else item for item in items)

@@ -1,0 +1,45 @@
+"""Where one session's actions are performed: the session's log, its agent's binding and the process around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from perdure.core.deltas import Delta
+from perdure.core.events import Event
+from perdure.runtime.agent import Binding
+from perdure.runtime.context import ToolContext
+from perdure.runtime.log import SessionLog
+from perdure.runtime.world import World
+
+
+class Desk:
+    """`note` puts a fact on its way to the log; `contexts` are those of the tools that run now, by call."""
+
+    def __init__(self, log: SessionLog, binding: Binding, world: World, note: Callable[[Event], None]) -> None:
+        self.log = log
+        self.binding = binding
+        self.world = world
+        self.note = note
+        self.contexts: dict[int, ToolContext[Any, Any]] = {}
+        self._data: dict[str, Any] = {}
+
+    def publish(self, delta: Delta) -> None:
+        if self.log.feed.watched:
+            self.log.feed.publish((delta,))
+
+    def data(self, tool: str) -> Any:
+        """The session's data in the type that a tool asks for; a ValueError says what no longer fits."""
+        codec = self.binding.data.get(tool)
+        if codec is None:
+            return self.log.state.data
+        if tool not in self._data:
+            self._data[tool] = codec.decode(self.log.state.data)
+        return self._data[tool]
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line, for the log and the model."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return f"{name}: {text}"[:2000] if text else name

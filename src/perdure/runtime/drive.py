@@ -1,0 +1,357 @@
+"""drive: the only loop. Ask the rules, perform, append; run, stream, resume and fork are all this path.
+
+Rule 1: an intent is committed before its work starts. Rule 2: after a conflict the facts of a batch are kept, its intents dropped
+and the rules asked again. Rule 3: a stale epoch appends nothing more and stops its tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from perdure.core.actions import (
+    AbortCall,
+    AbortModel,
+    Action,
+    AppendEvents,
+    CallModel,
+    CheckCall,
+    RunTool,
+    StartRun,
+    SuspendCall,
+)
+from perdure.core.commands import ExpireCalls, StopRun
+from perdure.core.errors import Conflict, StaleEpoch, StoreError
+from perdure.core.events import (
+    AgentPinned,
+    CallEnded,
+    CallStarted,
+    CallSuspended,
+    Event,
+    ModelCalled,
+    ModelFailed,
+    ModelResponded,
+    RunResumed,
+    RunStarted,
+)
+from perdure.core.rules import accept, next_actions
+from perdure.core.state import SessionState, in_flight
+from perdure.ports import Claim, Timer
+from perdure.runtime.agent import Binding
+from perdure.runtime.clock import sleep
+from perdure.runtime.desk import Desk, describe
+from perdure.runtime.flight import Cause, Flight, slot_of
+from perdure.runtime.limits import find_room
+from perdure.runtime.log import Change, SessionLog
+from perdure.runtime.perform import perform
+from perdure.runtime.perform_call import check_now, start_of
+from perdure.runtime.perform_model import run_models
+from perdure.runtime.world import World
+
+STORE_PATIENCE = (0.1, 0.5, 2.0, 5.0)
+CANCEL_GRACE = 2.0
+
+
+class Driver:
+    """One claim on one session: from the claim to its release, or to being overtaken."""
+
+    def __init__(self, log: SessionLog, binding: Binding, world: World, claim: Claim) -> None:
+        self._log = log
+        self._binding = binding
+        self._world = world
+        self._epoch = claim.epoch
+        self._desk = Desk(log, binding, world, self._note)
+        self._layered = bool(world.middleware or binding.agent.middleware)
+        self._flights: dict[int, Flight] = {}
+        self._facts: list[Event] = []
+        self._wakeup: asyncio.Future[None] | None = None
+        self._stirred = False
+        self._leaving = False
+        self._grounded = False
+        self._lap_from = 0.0
+        self._alarm: Timer | None = None
+
+    async def run(self) -> None:
+        """Drives until the session settles or waits; leaves nothing of its own under way."""
+        self._log.attach()
+        self._log.listen(self._stir)
+        try:
+            self._facts += self._recover(self._log.state)
+            await self._loop()
+        finally:
+            self._log.listen(None)
+            self._log.detach()
+            self._disarm()
+            await self._ground()
+
+    def leave(self) -> None:
+        """Takes no new work; what is in flight may land."""
+        self._leaving = True
+        self._stir()
+
+    def _recover(self, state: SessionState) -> list[Event]:
+        """A crash is an ordinary fact, and so is an agent that was changed under an open run."""
+        facts: list[Event] = []
+        if in_flight(state):
+            facts.append(RunResumed(self._epoch))
+        if state.run and state.spec_digest != self._binding.digest:
+            facts.append(AgentPinned(self._binding.digest, self._binding.spec))
+        return facts
+
+    async def _loop(self) -> None:
+        while True:
+            self._stirred = False
+            change, starts = self._plan()
+            if change.events:
+                if not await self._append(change):
+                    continue
+                # Our own commit stirs us too; what matters is whether anybody else's came after it.
+                self._stirred = self._log.state is not change.after
+            for flight in starts:
+                self._launch(flight)
+            if self._stirred or self._facts:
+                continue
+            if not self._flights:
+                if await self._release():
+                    return
+                continue
+            self._arm()
+            await self._wait()
+
+    def _plan(self) -> tuple[Change, list[Flight]]:
+        """Facts first, then whatever the rules ask for, until they ask for nothing that can be done at once."""
+        change = Change(self._log.state)
+        change.add(self._facts)
+        starts: list[Flight] = []
+        if not self._leaving:
+            self._add_due(change)
+            taken: set[int] = set()
+            while any([self._take(action, change, starts, taken) for action in next_actions(change.after)]):
+                pass
+        return change, starts
+
+    def _take(self, action: Action, change: Change, starts: list[Flight], taken: set[int]) -> bool:
+        """Does what can be done at once and prepares the rest; True if the change grew."""
+        match action:
+            case AppendEvents(events=events):
+                change.add(events)
+            case CallModel():
+                change.add((self._intend_model(action, change.after, starts),))
+            case RunTool():
+                change.add((self._intend_tool(action, starts),))
+            case CheckCall():
+                if action.call in self._flights or action.call in taken:
+                    return False
+                checked = None if self._layered else check_now(self._desk, action)
+                if checked is None:
+                    taken.add(action.call)
+                    starts.append(Flight(action))
+                    return False
+                change.add((checked,))
+            case StartRun():
+                change.add(self._start_run(change.after, action))
+            case SuspendCall():
+                change.add((self._suspend(action, change.after),))
+            case AbortModel():
+                self._break_off(0, "stop")
+                return False
+            case AbortCall(call=call):
+                self._break_off(call, "stop")
+                return False
+            case _:
+                assert_never(action)
+        return True
+
+    def _start_run(self, state: SessionState, action: StartRun) -> list[Event]:
+        spec, overrides = self._binding.spec, state.queue[0].overrides
+        events: list[Event] = []
+        if state.spec_digest != self._binding.digest:
+            events.append(AgentPinned(self._binding.digest, spec))
+        events.append(
+            RunStarted(
+                state.runs + 1,
+                action.inputs,
+                limits=overrides.limits or spec.limits,
+                model=overrides.model or spec.model,
+                settings=overrides.settings or spec.settings,
+                output=spec.output if overrides.output is None else overrides.output,
+                continues=state.queue[0].continues,
+            )
+        )
+        return events
+
+    def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> Event:
+        assert state.run is not None
+        model = run_models(self._desk, state.run)[0]
+        room = find_room(state, state.run, model, final=action.final)
+        if room.limit:
+            return ModelFailed("limit", room.limit)
+        starts.append(Flight(action, max_tokens=room.max_tokens))
+        return ModelCalled(
+            action.turn,
+            action.attempt,
+            inputs=action.inputs,
+            reserved=room.reserved,
+            final=action.final,
+        )
+
+    def _intend_tool(self, action: RunTool, starts: list[Flight]) -> Event:
+        intent = start_of(self._desk, action)
+        if isinstance(intent, CallStarted):
+            starts.append(Flight(action, key=intent.key, effect=intent.effect))
+        return intent
+
+    def _suspend(self, action: SuspendCall, state: SessionState) -> Event:
+        name = next((c.name for c in state.run.calls if c.ordinal == action.call), "") if state.run else ""
+        tool = self._binding.tools.get(name)
+        expires = tool.expires if tool and action.kind == "approval" else None
+        expires_at = None if expires is None else self._world.clock.now() + expires
+        return CallSuspended(action.call, action.pause, action.kind, action.prompt, expires_at)
+
+    def _add_due(self, change: Change) -> None:
+        """What the clock says: a run out of time, suspended calls past theirs."""
+        state = change.after
+        run = state.run
+        if run is None:
+            return
+        if self._time_left(state) <= 0:
+            change.add(accept(state, StopRun("seconds")))
+        if any(call.pause and call.pause.expires_at is not None for call in run.calls):
+            change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
+
+    def _time_left(self, state: SessionState) -> float:
+        run = state.run
+        if run is None or run.limits.seconds is None or run.stop or run.final or not self._flights:
+            return float("inf")
+        return run.limits.seconds - run.seconds - (self._world.clock.monotonic() - self._lap_from)
+
+    async def _append(self, change: Change) -> bool:
+        """Commits; False after a conflict: the facts stay, everything else is asked for again."""
+        facts = len(self._facts)
+        for patience in (*STORE_PATIENCE, None):
+            try:
+                await self._log.append(change, epoch=self._epoch)
+            except StaleEpoch:
+                raise
+            except Conflict:
+                await self._log.refresh()
+                return False
+            except StoreError:
+                if patience is None:
+                    raise
+                await sleep(self._world.clock, patience)
+            else:
+                del self._facts[:facts]
+                return True
+        return False
+
+    async def _release(self) -> bool:
+        released = await self._world.store.release(self._log.uid, epoch=self._epoch, head=self._log.state.seq)
+        if not released:
+            await self._log.refresh()
+        return released
+
+    def _launch(self, flight: Flight) -> None:
+        if not self._flights:
+            self._lap_from = self._world.clock.monotonic()
+        slot = slot_of(flight.action)
+        self._flights[slot] = flight
+        timeout: float | None = None
+        if isinstance(flight.action, RunTool):
+            timeout = self._binding.tools[flight.action.name].timeout
+        if timeout is not None:
+            flight.timer = self._world.clock.call_later(timeout, partial(self._break_off, slot, "timeout"))
+        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, timeout))
+
+    async def _fly(self, flight: Flight, timeout: float | None) -> None:
+        try:
+            event = await perform(self._desk, flight, timeout)
+        except asyncio.CancelledError:
+            if self._grounded:
+                raise
+            event = flight.broken_off() if flight.cause else flight.failed("it cancelled itself")
+        except Exception as error:  # noqa: BLE001 - middleware is user code
+            event = flight.failed(describe(error))
+        self._land(flight, event)
+
+    def _land(self, flight: Flight, event: Event) -> None:
+        if flight.landed or self._grounded:
+            return
+        flight.landed = True
+        if flight.timer is not None:
+            flight.timer.cancel()
+        del self._flights[slot_of(flight.action)]
+        if isinstance(event, CallEnded | ModelResponded | ModelFailed):
+            now = self._world.clock.monotonic()
+            event = replace(event, seconds=round(now - self._lap_from, 6))
+            self._lap_from = now
+        self._note(event)
+
+    def _note(self, event: Event) -> None:
+        self._facts.append(event)
+        self._stir()
+
+    def _break_off(self, slot: int, cause: Cause) -> None:
+        """Tells work to end; what will not end within the grace is left behind and reported as what it is."""
+        flight = self._flights.get(slot)
+        if flight is None or flight.cause or flight.task is None:
+            return
+        flight.cause = cause
+        context = self._desk.contexts.get(slot)
+        if context is not None:
+            context.cancel()
+        if not isinstance(flight.action, RunTool) or self._binding.tools[flight.action.name].is_async:
+            flight.task.cancel()
+        if flight.timer is not None:
+            flight.timer.cancel()
+        flight.timer = self._world.clock.call_later(CANCEL_GRACE, partial(self._abandon, flight))
+
+    def _abandon(self, flight: Flight) -> None:
+        if not flight.landed and flight.task is not None:
+            flight.task.cancel()
+            self._land(flight, flight.broken_off())
+
+    async def _ground(self) -> None:
+        """Stops what is still under way, without a word in the log: the next driver finds the open intents."""
+        self._grounded = True
+        tasks: list[asyncio.Task[None]] = []
+        for slot, flight in self._flights.items():
+            if flight.timer is not None:
+                flight.timer.cancel()
+            context = self._desk.contexts.get(slot)
+            if context is not None:
+                context.cancel()
+            if flight.task is not None:
+                flight.task.cancel()
+                tasks.append(flight.task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+
+    def _stir(self) -> None:
+        self._stirred = True
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+    async def _wait(self) -> None:
+        self._wakeup = asyncio.get_running_loop().create_future()
+        if self._stirred:
+            return
+        await self._wakeup
+
+    def _arm(self) -> None:
+        self._disarm()
+        run = self._log.state.run
+        left = self._time_left(self._log.state)
+        for call in run.calls if run else ():
+            if call.pause and call.pause.expires_at is not None:
+                left = min(left, call.pause.expires_at - self._world.clock.now())
+        if left != float("inf"):
+            self._alarm = self._world.clock.call_later(max(0.0, left), self._stir)
+
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None

@@ -1,0 +1,263 @@
+"""Host: the sessions of one process. Opens and forgets logs, carries commands to them and drives what it owns."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from secrets import token_hex
+from typing import Any
+from weakref import WeakValueDictionary
+
+from perdure.core.commands import Command
+from perdure.core.errors import Conflict, NotFound, PerdureError, StaleEpoch, UsageError
+from perdure.core.events import Event, Origin, SessionOpened
+from perdure.core.fork import fork_events
+from perdure.core.rules import accept
+from perdure.core.state import RunSummary, SessionState, fold
+from perdure.core.views import Pending
+from perdure.ports import Engine, Opening, SessionQuery, SessionRow
+from perdure.runtime.agent import Agent, Binding, bind
+from perdure.runtime.drive import Driver
+from perdure.runtime.log import Change, SessionLog
+from perdure.runtime.schema import to_plain
+from perdure.runtime.world import World, schema_key
+
+KEPT_WARM = 100
+MAX_TRIES = 1000
+
+
+class Host:
+    """Logs live as long as somebody holds them; the most recent few are kept warm."""
+
+    def __init__(self, world: World, engine: Engine | None) -> None:
+        self.world = world
+        self._engine = engine
+        self._owner = token_hex(8)
+        self._bindings: dict[str, Binding] = {}
+        self._logs: WeakValueDictionary[str, SessionLog] = WeakValueDictionary()
+        self._warm: OrderedDict[str, SessionLog] = OrderedDict()
+        self._drivers: dict[str, Driver] = {}
+
+    async def start(self) -> None:
+        if self._engine is not None:
+            await self.world.store.join(self._owner)
+            await self._engine.start(self.drive, self._sweep)
+
+    async def stop(self, grace: float) -> None:
+        """Takes no new turn, lets calls in flight finish for a while and leaves the rest to the next process."""
+        for driver in self._drivers.values():
+            driver.leave()
+        if self._engine is not None:
+            await self._engine.drain(grace)
+            await self.world.store.leave(self._owner)
+        for log in list(self._logs.values()):
+            log.close()
+
+    def bind(self, agent: Agent[Any]) -> Binding:
+        """Compiles an agent once; a second one of the same name must be the same definition."""
+        known = self._bindings.get(agent.name)
+        if known is not None and known.agent is agent:
+            return known
+        binding = bind(agent, self.world.resolve, self.world.model_override)
+        if known is not None and known.digest != binding.digest:
+            raise UsageError(f"Two agents are named {agent.name!r}; give each its own name.")
+        self._bindings[agent.name] = binding
+        return binding
+
+    def require_driver(self, log: SessionLog) -> None:
+        """Refuses new work that nobody here could do; without an engine, another process will."""
+        name = log.state.agent
+        if self._engine is not None and name not in self._bindings:
+            raise UsageError(f"The agent {name!r} is not known here; pass it in agents=[…].")
+
+    async def open(
+        self,
+        agent: Agent[Any],
+        *,
+        id: str | None,
+        tenant: str,
+        data: object,
+        metadata: dict[str, str],
+    ) -> SessionLog:
+        """Creates the session, or picks it up where it was."""
+        binding = self.bind(agent)
+        for _ in range(MAX_TRIES):
+            row = await self.world.store.find(tenant, id) if id is not None else None
+            if row is not None:
+                return await self._reopen(binding, row, data)
+            try:
+                return await self._create(binding, id, tenant, data, metadata)
+            except Conflict:
+                if id is None:
+                    raise
+        raise Conflict(f"Session {id!r} is opened and deleted again and again by others; try later.")
+
+    async def _create(
+        self, binding: Binding, id: str | None, tenant: str, data: object, metadata: dict[str, str]
+    ) -> SessionLog:
+        uid = token_hex(10)
+        opened = SessionOpened(uid, id or uid, binding.spec.name, tenant, data=to_plain(data), metadata=metadata)
+        check_data(binding, opened.id, opened.data)
+        log = SessionLog(uid, self.world.store, self.world.clock)
+        change = Change(log.state)
+        change.add((opened,))
+        await log.append(change, opening=Opening(tenant, opened.id, metadata))
+        return self._keep(log)
+
+    async def _reopen(self, binding: Binding, row: SessionRow, data: object) -> SessionLog:
+        log = await self.load(row.uid)
+        if log.state.agent != binding.spec.name:
+            raise Conflict(f"Session {row.id!r} belongs to the agent {log.state.agent!r}; open it with that one.")
+        if data is not None and to_plain(data) != log.state.data:
+            raise Conflict(f"Session {row.id!r} was opened with other data; open it without data, or under a new id.")
+        check_data(binding, row.id, log.state.data)
+        return log
+
+    async def load(self, uid: str) -> SessionLog:
+        """The session's log, folded up to now."""
+        log = self._logs.get(uid)
+        if log is None:
+            log = SessionLog(uid, self.world.store, self.world.clock)
+            await log.load()
+            # Two callers may load at once; both must hold the same log, or the feed splits.
+            log = self._logs.get(uid, log)
+        return self._keep(log)
+
+    async def find(self, id: str, tenant: str) -> SessionLog:
+        row = await self.world.store.find(tenant, id)
+        if row is None:
+            raise NotFound(f"There is no session {id!r}; list them with runtime.sessions().")
+        return await self.load(row.uid)
+
+    async def rows(self, query: SessionQuery) -> AsyncIterator[SessionRow]:
+        while True:
+            page = await self.world.store.list(query)
+            for row in page.rows:
+                yield row
+            if page.cursor is None:
+                return
+            query = SessionQuery(query.tenant, query.agent, query.status, query.metadata, query.pending, page.cursor)
+
+    async def pending(self, tenant: str | None) -> list[Pending]:
+        query = SessionQuery(tenant=tenant, pending=True)
+        return [item async for row in self.rows(query) for item in row.summary.pending]
+
+    async def request(self, log: SessionLog, command: Command) -> tuple[Event, ...]:
+        """Makes a command a fact, or raises why not. Who asks never claims: the driver hears of it."""
+        for _ in range(MAX_TRIES):
+            state = log.state
+            try:
+                events = accept(state, command)
+            except PerdureError:
+                await log.refresh()
+                if log.state is state:
+                    raise
+                continue
+            if not events:
+                return ()
+            change = Change(state)
+            change.add(events)
+            try:
+                await log.append(change)
+            except Conflict:
+                await log.refresh()
+                continue
+            self.submit(log.uid)
+            return events
+        raise Conflict("The session changes faster than this command could be placed; try again.")
+
+    def submit(self, uid: str) -> None:
+        if self._engine is not None:
+            self._engine.submit(uid)
+
+    async def drive(self, uid: str) -> None:
+        """Drives one session until it settles, waits, or somebody else takes over."""
+        log = await self.load(uid)
+        binding = self._bindings.get(log.state.agent)
+        if binding is None:
+            return
+        claim = await self.world.store.claim(uid, self._owner)
+        if claim is None:
+            return
+        if claim.head != log.state.seq:
+            await log.refresh()
+        driver = self._drivers[uid] = Driver(log, binding, self.world, claim)
+        try:
+            await driver.run()
+        except StaleEpoch:
+            await log.refresh()
+        except Exception as error:
+            # Whoever awaits the run here must not wait for ever; the session itself stays runnable.
+            log.fail(error)
+            raise
+        finally:
+            del self._drivers[uid]
+
+    async def fork(self, log: SessionLog, at: int | None, id: str | None) -> SessionLog:
+        await log.refresh()
+        state = log.state
+        if at is not None:
+            if not 1 <= at <= state.seq:
+                raise UsageError(f"Session {state.id!r} has records 1 to {state.seq}; it cannot be forked at {at}.")
+            records = await self.world.store.read(log.uid, limit=at)
+            state = fold([record.event for record in records])
+        uid = token_hex(10)
+        fork = SessionLog(uid, self.world.store, self.world.clock)
+        fork.state = state
+        opened = SessionOpened(
+            uid,
+            id or uid,
+            state.agent,
+            state.tenant,
+            data=state.data,
+            metadata=state.metadata,
+            origin=Origin(log.uid, state.seq),
+        )
+        change = Change(state)
+        change.add(fork_events(state, opened))
+        await fork.append(change, opening=Opening(state.tenant, opened.id, state.metadata, base=log.uid))
+        return self._keep(fork)
+
+    async def delete(self, log: SessionLog) -> None:
+        await self.world.store.delete(log.uid)
+        log.close()
+        self._logs.pop(log.uid, None)
+        self._warm.pop(log.uid, None)
+
+    def decode_output(self, state: SessionState, ended: RunSummary) -> Any:
+        """A run's output in its type; what no longer fits is the caller's to mend."""
+        if ended.reason != "completed" or ended.schema is None:
+            return ended.output
+        binding = self._bindings.get(state.agent)
+        codec = self.world.outputs.get(schema_key(ended.schema))
+        if codec is None and binding is not None:
+            codec = binding.output
+        if codec is None:
+            return ended.output
+        try:
+            return codec.decode(ended.output)
+        except ValueError as error:
+            raise UsageError(
+                f"The output of run {ended.run} no longer fits its type ({error}); read it from the records."
+            ) from None
+
+    async def _sweep(self) -> Sequence[str]:
+        now = self.world.clock.now()
+        return await self.world.store.runnable(list(self._bindings), now=now)
+
+    def _keep(self, log: SessionLog) -> SessionLog:
+        self._logs[log.uid] = log
+        self._warm[log.uid] = log
+        self._warm.move_to_end(log.uid)
+        if len(self._warm) > KEPT_WARM:
+            self._warm.popitem(last=False)
+        return log
+
+
+def check_data(binding: Binding, id: str, data: object) -> None:
+    """The session's data against what the agent's tools ask for, on every load."""
+    for tool, codec in binding.data.items():
+        try:
+            codec.decode(data)
+        except ValueError as error:
+            raise UsageError(f"The data of session {id!r} does not fit the tool {tool!r}: {error}") from None

@@ -1,0 +1,171 @@
+"""A session's log as this process sees it: the folded state, and the only path by which facts reach the store.
+
+Rule 1: `state` is always the fold of what is durably committed. Rule 2: a change is made for one state; if the log has moved on
+meanwhile, the append is a Conflict and nothing of it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from perdure.core.codec import encode_event
+from perdure.core.errors import Conflict, NotFound
+from perdure.core.events import Event, ModelFailed, ModelResponded
+from perdure.core.state import SessionState, evolve, new_state
+from perdure.core.views import summarise
+from perdure.ports import Batch, Clock, Entry, Opening, Record, Store
+from perdure.runtime.feed import Feed
+
+
+class Change:
+    """Events not yet committed, and the state that they lead to."""
+
+    __slots__ = ("after", "before", "events", "runs")
+
+    def __init__(self, before: SessionState) -> None:
+        self.before = before
+        self.after = before
+        self.events: list[Event] = []
+        self.runs: list[int] = []
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            was = self.after.run
+            self.after = evolve(self.after, event)
+            run = self.after.run or was
+            self.events.append(event)
+            self.runs.append(run.run if run else 0)
+
+
+class SessionLog:
+    """One session's state, feed and waiters in this process."""
+
+    def __init__(self, uid: str, store: Store, clock: Clock) -> None:
+        self.uid = uid
+        self.state = new_state()
+        self.feed = Feed()
+        self._store = store
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._waiters: list[tuple[Callable[[SessionState], bool], asyncio.Future[None]]] = []
+        self._listener: Callable[[], None] | None = None
+        self._attached = 0
+        self._unwatch: Callable[[], None] | None = None
+        self._hint = 0
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def load(self) -> None:
+        """Folds the log from where this process left off."""
+        await self.refresh()
+        if self.state.seq == 0:
+            raise NotFound(f"There is no session {self.uid}.")
+
+    async def refresh(self) -> None:
+        async with self._lock:
+            await self._catch_up()
+
+    async def append(self, change: Change, *, epoch: int | None = None, opening: Opening | None = None) -> None:
+        """Commits the change durably, then shows it to whoever watches."""
+        async with self._lock:
+            if change.before is not self.state:
+                raise Conflict("The session has moved on; look again.")
+            at = self._clock.now()
+            entries = tuple(
+                Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)
+            )
+            answered = any(isinstance(event, ModelResponded | ModelFailed) for event in change.events)
+            await self._store.append(
+                Batch(
+                    self.uid,
+                    change.before.seq,
+                    entries,
+                    summarise(change.after),
+                    epoch=epoch,
+                    opening=opening,
+                    drops_draft=answered,
+                )
+            )
+            self._apply(change, at)
+            if self._hint > self.state.seq:
+                await self._catch_up()
+
+    def until(self, predicate: Callable[[SessionState], bool]) -> asyncio.Future[None]:
+        """Done as soon as the committed state satisfies the predicate."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if predicate(self.state):
+            future.set_result(None)
+        else:
+            self._waiters.append((predicate, future))
+        return future
+
+    def fail(self, error: Exception) -> None:
+        """Tells whoever waits that this process cannot go on with the session."""
+        waiters, self._waiters = self._waiters, []
+        for _, future in waiters:
+            if not future.done():
+                future.set_exception(error)
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """The driver's ear: called after every commit."""
+        self._listener = listener
+
+    def attach(self) -> None:
+        """Notices other processes' commits from now on; every attach has its detach."""
+        self._attached += 1
+        if self._unwatch is None:
+            self._unwatch = self._store.watch(self.uid, self._notified)
+
+    def detach(self) -> None:
+        self._attached -= 1
+        if not self._attached and self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def close(self) -> None:
+        self.feed.close()
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+
+    def _notified(self, head: int) -> None:
+        if head <= self.state.seq:
+            return
+        self._hint = max(self._hint, head)
+        # While an append of ours is under way the news is most likely our own; it looks at the hint when it is done.
+        if not self._lock.locked() and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.ensure_future(self.refresh())
+
+    async def _catch_up(self) -> None:
+        records = await self._store.read(self.uid, after=self.state.seq)
+        state = self.state
+        for record in records:
+            state = evolve(state, record.event)
+        if records:
+            self.state = state
+            self._announce(records if self.feed.watched else [])
+
+    def _apply(self, change: Change, at: float) -> None:
+        records: list[Record] = []
+        if self.feed.watched:
+            seqs = range(change.before.seq + 1, change.after.seq + 1)
+            records = [
+                Record(self.uid, seq, at, run, event)
+                for seq, run, event in zip(seqs, change.runs, change.events, strict=True)
+            ]
+        self.state = change.after
+        self._announce(records)
+
+    def _announce(self, records: list[Record]) -> None:
+        if records:
+            self.feed.publish(records)
+        if self._waiters:
+            state = self.state
+            for predicate, future in self._waiters:
+                if not future.done() and predicate(state):
+                    future.set_result(None)
+            self._waiters = [(p, f) for p, f in self._waiters if not f.done()]
+        if self._listener is not None:
+            self._listener()

@@ -1,0 +1,49 @@
+"""perform: the performer of each action in flight, inside the middleware around it."""
+
+from __future__ import annotations
+
+from perdure.core.actions import Action, CallModel, CheckCall, RunTool
+from perdure.core.codec import encode_event
+from perdure.core.errors import UsageError
+from perdure.core.events import CallChecked, CallEnded, Event, ModelFailed, ModelResponded
+from perdure.runtime.desk import Desk
+from perdure.runtime.flight import Flight
+from perdure.runtime.middleware import compose
+from perdure.runtime.perform_call import check_call, run_tool
+from perdure.runtime.perform_model import call_model
+
+
+async def perform(desk: Desk, flight: Flight, timeout: float | None) -> Event:
+    """The one event that an action comes to."""
+    layers = (*desk.world.middleware, *desk.binding.agent.middleware)
+
+    async def innermost(action: Action) -> Event:
+        match action:
+            case CallModel():
+                return await call_model(desk, action, flight.max_tokens)
+            case RunTool():
+                deadline = None if timeout is None else desk.world.clock.now() + timeout
+                return await run_tool(desk, action, flight.key, deadline)
+            case CheckCall():
+                return await check_call(desk, action)
+            case _:
+                raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
+
+    if not layers:
+        return await innermost(flight.action)
+    return _fitting(flight, await compose(layers, innermost)(flight.action))
+
+
+def _fitting(flight: Flight, event: object) -> Event:
+    """Middleware may answer by itself, but only with the kind of event that the action comes to."""
+    match flight.action, event:
+        case (CallModel(), ModelResponded() | ModelFailed()):
+            encode_event(event)
+            return event
+        case (CheckCall(call=call), CallChecked(call=about)) | (RunTool(call=call), CallEnded(call=about)) if (
+            call == about
+        ):
+            encode_event(event)
+            return event
+        case _:
+            raise UsageError(f"Middleware answered {type(flight.action).__name__} with {type(event).__name__}.")

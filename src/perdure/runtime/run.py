@@ -1,0 +1,116 @@
+"""Run: an awaitable handle on the work for one input. It holds nothing but where to look in the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from typing import Any, Generic, TypeVar
+
+from perdure.core.deltas import Delta, TextDelta
+from perdure.core.errors import UsageError
+from perdure.core.events import InputAccepted, ModelCalled, ModelResponded, RunEnded
+from perdure.core.rules import next_actions
+from perdure.core.state import SessionState, in_flight
+from perdure.core.views import pending_of
+from perdure.ports import Record
+from perdure.runtime.follow import follow
+from perdure.runtime.host import Host
+from perdure.runtime.log import SessionLog
+from perdure.runtime.results import RunResult
+
+OutputT = TypeVar("OutputT")
+
+
+class Run(Generic[OutputT]):
+    """Needs no consumer: the run goes on whether or not anybody awaits or streams it."""
+
+    def __init__(self, host: Host, log: SessionLog, input: int, *, after: int = 0) -> None:
+        self._host = host
+        self._log = log
+        self._input = input
+        self._after = after
+
+    @property
+    def input(self) -> int:
+        return self._input
+
+    @property
+    def run(self) -> int | None:
+        """The run's number in its session, once it has started."""
+        return self._log.state.taken.get(self._input)
+
+    def __await__(self) -> Generator[Any, None, RunResult[OutputT]]:
+        return self._settled().__await__()
+
+    async def stream(self) -> AsyncIterator[Record | Delta]:
+        """Records and deltas of this run, in order; ends with it."""
+        async for item in follow(self._log, self._host.world.store, self._after):
+            if not isinstance(item, Record):
+                if self._is_open(self._log.state):
+                    yield item
+                continue
+            mine = isinstance(item.event, InputAccepted) and item.event.input == self._input
+            number = self.run
+            if mine or (number is not None and item.run == number):
+                yield item
+                if isinstance(item.event, RunEnded):
+                    return
+
+    async def text(self) -> AsyncIterator[str]:
+        """The answer's text as it comes, whole turns where this process did not see the pieces."""
+        streamed = False
+        async for item in self.stream():
+            match item:
+                case TextDelta(text=text):
+                    streamed = True
+                    yield text
+                case Record(event=ModelCalled()):
+                    streamed = False
+                case Record(event=ModelResponded(message=message)) if not streamed:
+                    yield message.text
+                case _:
+                    pass
+
+    def _is_open(self, state: SessionState) -> bool:
+        return state.run is not None and state.run.run == state.taken.get(self._input)
+
+    async def _settled(self) -> RunResult[OutputT]:
+        log = self._log
+        log.attach()
+        try:
+            await log.refresh()
+            await log.until(lambda state: self._is_settled(state))
+        finally:
+            log.detach()
+        return self._result(log.state)
+
+    def _is_settled(self, state: SessionState) -> bool:
+        number = state.taken.get(self._input)
+        if number is not None and number <= len(state.ended):
+            return True
+        # Behind a run that waits, a queued input waits with it.
+        return state.run is not None and not in_flight(state) and not next_actions(state)
+
+    def _result(self, state: SessionState) -> RunResult[OutputT]:
+        number = state.taken.get(self._input)
+        if number is not None and number <= len(state.ended):
+            ended = state.ended[number - 1]
+            return RunResult(
+                number,
+                ended.reason,
+                ended.detail,
+                output=self._host.decode_output(state, ended),
+                usage=ended.usage,
+                cost_usd=ended.cost_usd,
+                turns=ended.turns,
+            )
+        run = state.run
+        if run is None:
+            raise UsageError("The run was retracted before it started.")
+        return RunResult(
+            number or 0,
+            "waiting",
+            usage=run.usage,
+            cost_usd=run.cost_usd,
+            turns=run.turn,
+            pending=pending_of(state),
+        )

@@ -1,0 +1,239 @@
+"""Session: what a caller holds. Every verb is a command, a view or a wait; none of them drives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+from perdure.core.codec import digest_of, encode_json
+from perdure.core.commands import ContinueRun, Decide, SendInput, StopRun
+from perdure.core.deltas import Delta
+from perdure.core.events import DecisionKind, InputAccepted
+from perdure.core.messages import JSON, Message, Usage
+from perdure.core.specs import Busy, Limits, ModelSettings, Overrides
+from perdure.core.state import SessionState
+from perdure.core.transcript import transcript
+from perdure.core.views import Pending, pending_of
+from perdure.ports import Model, Record
+from perdure.runtime.follow import follow
+from perdure.runtime.host import Host
+from perdure.runtime.log import SessionLog
+from perdure.runtime.media import Input, to_parts
+from perdure.runtime.results import Decision, RunResult
+from perdure.runtime.run import Run
+from perdure.runtime.schema import codec_of, to_plain
+from perdure.runtime.world import schema_key
+
+OutputT = TypeVar("OutputT")
+
+OnPending = Callable[[Pending], DecisionKind | Decision | None | Awaitable[DecisionKind | Decision | None]]
+
+
+class Session(Generic[OutputT]):
+    """A conversation that outlives processes; made by Runtime.open and Runtime.session."""
+
+    def __init__(self, host: Host, log: SessionLog) -> None:
+        self._host = host
+        self._log = log
+
+    @property
+    def id(self) -> str:
+        return self._log.state.id
+
+    @property
+    def uid(self) -> str:
+        return self._log.uid
+
+    @property
+    def tenant(self) -> str:
+        return self._log.state.tenant
+
+    @property
+    def agent(self) -> str:
+        return self._log.state.agent
+
+    @property
+    def state(self) -> SessionState:
+        """The fold of the log as this process last saw it."""
+        return self._log.state
+
+    async def run(
+        self,
+        input: Input,
+        *,
+        key: str | None = None,
+        on_pending: OnPending | None = None,
+        busy: Busy = "queue",
+        model: str | Model | None = None,
+        limits: Limits | None = None,
+        settings: ModelSettings | None = None,
+        output: Any = None,
+    ) -> RunResult[OutputT]:
+        """Sends the input and waits until its run ends or waits; `on_pending` answers decisions in place."""
+        run = await self.start(input, key=key, busy=busy, model=model, limits=limits, settings=settings, output=output)
+        return await self._finish(run, on_pending)
+
+    async def start(
+        self,
+        input: Input,
+        *,
+        key: str | None = None,
+        busy: Busy = "queue",
+        model: str | Model | None = None,
+        limits: Limits | None = None,
+        settings: ModelSettings | None = None,
+        output: Any = None,
+    ) -> Run[OutputT]:
+        """Sends the input and returns at once, as soon as it is durable."""
+        self._host.require_driver(self._log)
+        overrides = self._overrides(model, limits, settings, output)
+        parts, artifacts = to_parts(input)
+        for digest, data in artifacts.items():
+            await self._host.world.store.save_artifact(self.uid, digest, data)
+        digest = digest_of(encode_json(parts)) if key is not None else ""
+        before = self._log.state.seq
+        events = await self._host.request(self._log, SendInput(parts, busy, key, digest, overrides))
+        accepted = next((event.input for event in events if isinstance(event, InputAccepted)), None)
+        if accepted is None:
+            known = self._log.state.keys.get(key or "")
+            accepted, before = (known.input if known else 0), 0
+        return Run(self._host, self._log, accepted, after=before)
+
+    async def send(self, input: Input, *, busy: Busy = "join", key: str | None = None) -> Run[OutputT]:
+        """Adds to the conversation: by default the open run hears it at its next turn."""
+        return await self.start(input, busy=busy, key=key)
+
+    async def resume(
+        self,
+        *,
+        limits: Limits | None = None,
+        model: str | Model | None = None,
+        settings: ModelSettings | None = None,
+        on_pending: OnPending | None = None,
+    ) -> RunResult[OutputT]:
+        """Goes on after a limit, a stop or a failure, without new input; waits for what is still open."""
+        self._host.require_driver(self._log)
+        await self._log.refresh()
+        state = self._log.state
+        if state.run is not None:
+            self._host.submit(self.uid)
+            return await self._finish(Run(self._host, self._log, state.run.inputs[0]), on_pending)
+        before = state.seq
+        command = ContinueRun(self._overrides(model, limits, settings, None))
+        events = await self._host.request(self._log, command)
+        number = next(event.input for event in events if isinstance(event, InputAccepted))
+        return await self._finish(Run(self._host, self._log, number, after=before), on_pending)
+
+    async def decide(
+        self,
+        pending: str,
+        decision: DecisionKind,
+        *,
+        by: str = "",
+        reason: str = "",
+        value: Any = None,
+        arguments: dict[str, Any] | None = None,
+        remember: bool | str = False,
+    ) -> None:
+        """Answers a suspended call. It is decided once, by whoever is first; returns when the answer is durable."""
+        await self._host.request(
+            self._log,
+            Decide(
+                pending,
+                decision,
+                by=by,
+                reason=reason,
+                value=to_plain(value),
+                arguments=None if arguments is None else encode_json(to_plain(arguments)).decode(),
+                remember="exact" if remember is True else remember or "",
+            ),
+        )
+
+    async def stop(self, *, by: str = "") -> None:
+        """Graceful: tools in flight finish, the model's stream is broken off."""
+        await self._host.request(self._log, StopRun("stop", by))
+
+    async def cancel(self, *, by: str = "") -> None:
+        """Force: what does not end within two seconds is left behind, and the log says so."""
+        await self._host.request(self._log, StopRun("cancel", by))
+
+    async def fork(self, *, at: int | None = None, id: str | None = None) -> Session[OutputT]:
+        """The same past up to `at` (default: now), its own future."""
+        return Session(self._host, await self._host.fork(self._log, at, id))
+
+    async def delete(self) -> None:
+        await self._host.delete(self._log)
+
+    async def stream(self, *, after: int = 0) -> AsyncIterator[Record | Delta]:
+        """The past, then live, until the runtime closes; records never have a gap."""
+        async for item in follow(self._log, self._host.world.store, after):
+            yield item
+
+    async def records(self, *, after: int = 0, limit: int | None = None) -> list[Record]:
+        return await self._host.world.store.read(self.uid, after=after, limit=limit)
+
+    async def history(self) -> list[Message]:
+        """What the model reads, oldest first."""
+        await self._log.refresh()
+        return transcript(self._log.state)[:]
+
+    async def usage(self) -> Usage:
+        await self._log.refresh()
+        return self._log.state.usage
+
+    async def pending(self) -> tuple[Pending, ...]:
+        """What waits for a decision."""
+        await self._log.refresh()
+        return pending_of(self._log.state)
+
+    async def _finish(self, run: Run[OutputT], on_pending: OnPending | None) -> RunResult[OutputT]:
+        result = await run
+        while on_pending is not None and result.pending:
+            if not await self._answer(result.pending, on_pending):
+                return result
+            result = await run
+        return result
+
+    async def _answer(self, pending: tuple[Pending, ...], on_pending: OnPending) -> bool:
+        answered = False
+        for item in pending:
+            answer = on_pending(item)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if answer is None:
+                continue
+            chosen = Decision(answer) if isinstance(answer, str) else answer
+            await self.decide(
+                item.id,
+                chosen.decision,
+                by=chosen.by,
+                reason=chosen.reason,
+                value=chosen.value,
+                arguments=chosen.arguments,
+                remember=chosen.remember,
+            )
+            answered = True
+        return answered
+
+    def _overrides(
+        self,
+        model: str | Model | None,
+        limits: Limits | None,
+        settings: ModelSettings | None,
+        output: Any,
+    ) -> Overrides:
+        """Only names and plain data go into the log; the objects themselves stay in this process."""
+        world = self._host.world
+        name: str | None = None
+        if isinstance(model, str):
+            name = world.model(model).name
+        elif model is not None:
+            name = model.name
+            world.models[name] = model
+        schema: JSON = None
+        if output is not None:
+            codec = codec_of(output)
+            schema = codec.schema
+            world.outputs[schema_key(schema)] = codec
+        return Overrides(name, limits, settings, schema)

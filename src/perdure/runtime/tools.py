@@ -1,0 +1,337 @@
+"""@tool: a function, what it does to the world, and how a model's words become its arguments.
+
+Rule 1: a tool never changes; what is costly to know of it is compiled on first use and kept.
+Rule 2: arguments that do not fit exactly never reach the function.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, get_args, overload
+
+import msgspec
+
+from perdure.core.codec import decode_json, encode_json
+from perdure.core.errors import UsageError
+from perdure.core.messages import JSON
+from perdure.core.specs import Effect, OnUnknown, ToolSpec
+from perdure.runtime.context import ToolContext
+from perdure.runtime.plain import to_plain
+from perdure.runtime.policy import Predicate
+from perdure.runtime.schema import Codec, codec_of, struct_codec
+from perdure.runtime.signature import (
+    REQUIRED,
+    Signature,
+    enclosing_names,
+    function_name,
+    read_signature,
+    underlying,
+)
+
+if TYPE_CHECKING:
+    # Type checkers bring typing_extensions along: a bare `Tool` means any tool.
+    from typing_extensions import ParamSpec, TypeVar
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class ToolOptions(TypedDict, total=False):
+    """What `@tool(…)` takes.
+
+    effect: read | idempotent | once (default: at most once, then ask)
+    timeout, expires: seconds, for the call and for an approval
+    ask: True, or a predicate `(call) -> bool`
+    sequential: waits for the calls before it
+    on_unknown: after a crash "ask" a person or "tell" the model
+    key: a function of the same arguments whose str replaces the idempotency key
+    """
+
+    effect: Effect
+    timeout: float | None
+    ask: bool | Predicate
+    sequential: bool
+    on_unknown: OnUnknown
+    name: str | None
+    description: str | None
+    key: Callable[..., str | None] | None
+    expires: float | None
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    signature: Signature
+    codec: Codec
+    defaults: dict[str, Any]
+    data_codec: Codec | None
+    spec: ToolSpec
+
+
+class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_only=True):
+    """A described function; stays callable as the function is."""
+
+    function: Callable[P, R]
+    name: str
+    effect: Effect = "once"
+    declared_effect: bool = False
+    timeout: float | None = None
+    ask: bool | Predicate = False
+    sequential: bool = False
+    on_unknown: OnUnknown = "ask"
+    description: str | None = None
+    key: Callable[..., str | None] | None = None
+    expires: float | None = None
+    enclosing: Mapping[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        _check(self)
+        like_function = {
+            "__wrapped__": self.function,
+            "__name__": self.name,
+            "__doc__": self.function.__doc__,
+        }
+        cast("dict[str, Any]", self.__dict__).update(like_function)
+
+    @cached_property
+    def is_async(self) -> bool:
+        """Whether a call has to be awaited; so has one through a plain wrapper around an async function."""
+        target = underlying(self.function)
+        return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(inspect.unwrap(target))
+
+    @property
+    def spec(self) -> ToolSpec:
+        return self._compiled.spec
+
+    @property
+    def context_name(self) -> str | None:
+        """The parameter that takes the ToolContext."""
+        return self._compiled.signature.context
+
+    @property
+    def data_type(self) -> Any:
+        """The second argument of ToolContext[Deps, Data]; None where it is not given."""
+        return self._compiled.signature.data_type
+
+    @property
+    def data_codec(self) -> Codec | None:
+        return self._compiled.data_codec
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """The values for the function, defaults included; a ValueError tells the model what does not fit."""
+        compiled = self._compiled
+        try:
+            decoded = compiled.codec.decode((arguments or "{}").encode())
+        except UnicodeEncodeError:
+            raise ValueError("the text holds a lone surrogate.") from None
+        except ValueError as error:
+            raise ValueError(self._complaint(arguments) or str(error)) from None
+        values = msgspec.structs.asdict(decoded)
+        for name, default in compiled.defaults.items():
+            if values[name] is msgspec.UNSET:
+                values[name] = default
+        return values
+
+    def canonical(self, arguments: str) -> bytes:
+        """The same bytes for the same arguments, however they are written; a ValueError if no JSON."""
+        return encode_json(decode_json(arguments or "{}"))
+
+    def business_key(self, values: Mapping[str, Any]) -> str | None:
+        """The tool's own idempotency key, from its `key=`."""
+        if self.key is None:
+            return None
+        made = cast(object, self.key(**values))
+        if made is None or (isinstance(made, str) and made):
+            return made
+        raise UsageError(f"Tool {self.name!r}: key= returned {made!r}; it has to return a str or None.")
+
+    def invoke(self, values: Mapping[str, Any], ctx: ToolContext[Any, Any]) -> Any:
+        """Calls the function with parsed values; of an async one this is the awaitable."""
+        name = self._compiled.signature.context
+        call = cast("Callable[..., Any]", self.function)
+        return call(**values) if name is None else call(**values, **{name: ctx})
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        signature = self._compiled.signature
+        name = signature.context
+        if signature.context_required and name not in kwargs and len(args) <= signature.context_index:
+            raise UsageError(f"{self.name}() needs its context; pass {name}=ToolContext.fake(…).")
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Tool[..., R]:
+        """A tool that was made of a method, bound to its object."""
+        bind = getattr(self.function, "__get__", None)
+        if instance is None or bind is None:
+            return self
+        return msgspec.structs.replace(cast("Tool[..., R]", self), function=bind(instance, owner))
+
+    @cached_property
+    def _compiled(self) -> Compiled:
+        label = f"Tool {self.name!r}"
+        signature = read_signature(self.function, label, self.enclosing)
+        codec = _arguments_codec(signature, label)
+        spec = ToolSpec(
+            self.name,
+            signature.description if self.description is None else self.description,
+            _describe(codec.schema, signature),
+            self.effect,
+            self.on_unknown,
+            self.sequential,
+            self.timeout,
+            asks=self.ask is not False,
+        )
+        defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
+        return Compiled(signature, codec, defaults, _data_codec(signature, label), spec)
+
+    def _complaint(self, arguments: str) -> str:
+        """Missing and unknown arguments, all of them and by name."""
+        try:
+            given = decode_json(arguments or "{}")
+        except ValueError:
+            return ""
+        if not isinstance(given, dict):
+            return "The arguments have to be one JSON object."
+        names = [p.name for p in self._compiled.signature.parameters]
+        unknown = [name for name in cast("dict[str, JSON]", given) if name not in names]
+        missing = [name for name in names if name not in given and name not in self._compiled.defaults]
+        complaints = [f"there is no argument `{name}`" for name in unknown]
+        complaints += [f"the argument `{name}` is missing" for name in missing]
+        if not complaints:
+            return ""
+        return f"{'; '.join(complaints)}. The arguments are: {', '.join(names) or 'none'}."
+
+
+@overload
+def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Tool[P, R]: ...
+@overload
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
+) -> Tool[..., Any] | Callable[[Callable[..., Any]], Tool[..., Any]]:
+    """Makes a function a tool: `@tool`, `@tool(effect="read", …)` or `tool(function, …)`; see ToolOptions."""
+    if function is not None:
+        return _make(function, options, _caller())
+
+    def decorate(function: Callable[..., Any]) -> Tool[..., Any]:
+        return _make(function, options, _caller())
+
+    return decorate
+
+
+def as_tool(function: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
+    """The tool itself, or a plain function as a tool with the default effect."""
+    return cast("Tool[..., Any]", function) if isinstance(function, Tool) else _make(function, {}, None)
+
+
+def check_names(tools: Sequence[Tool[..., Any]]) -> None:
+    """Refuses two tools of one name."""
+    seen: set[str] = set()
+    for item in tools:
+        if item.name in seen:
+            raise UsageError(f"Two tools are called {item.name!r}; give one of them another name=.")
+        seen.add(item.name)
+
+
+def _make(function: Any, options: ToolOptions, frame: FrameType | None) -> Tool[..., Any]:
+    if not callable(function):
+        raise UsageError(f"{function!r} is no function; a tool is made of something that can be called.")
+    unknown = options.keys() - ToolOptions.__annotations__.keys()
+    if unknown:
+        raise UsageError(
+            f"@tool has no option {min(unknown)!r}; take {', '.join(ToolOptions.__annotations__)}."
+        )
+    given: dict[str, Any] = {**options, "name": options.get("name") or function_name(function)}
+    return Tool(
+        function=function,
+        declared_effect="effect" in options,
+        enclosing=enclosing_names(function, frame),
+        **given,
+    )
+
+
+def _caller() -> FrameType | None:
+    """The frame that called the function that calls this."""
+    frame = inspect.currentframe()
+    return frame.f_back.f_back if frame and frame.f_back else None
+
+
+def _check(made: Tool[..., Any]) -> None:
+    label = f"Tool {made.name!r}"
+    if not _NAME.fullmatch(made.name):
+        raise UsageError(
+            f"{label}: models take names of 1 to 64 letters, digits, '_' and '-' only; give it another name=."
+        )
+    if made.effect not in get_args(Effect):
+        raise UsageError(f"{label}: effect={made.effect!r} is none; take 'read', 'idempotent' or 'once'.")
+    if made.on_unknown not in get_args(OnUnknown):
+        raise UsageError(f"{label}: on_unknown={made.on_unknown!r} is none; take 'ask' or 'tell'.")
+    for option, seconds in (("timeout", made.timeout), ("expires", made.expires)):
+        if seconds is not None and not _is_positive(seconds):
+            raise UsageError(f"{label}: {option}={seconds!r}; give seconds above 0, or None.")
+    if not isinstance(made.ask, bool) and not callable(made.ask):
+        raise UsageError(f"{label}: ask={made.ask!r}; give True, False or a predicate.")
+    if made.key is not None and not callable(made.key):
+        raise UsageError(f"{label}: key={made.key!r}; give a function of the tool's arguments.")
+    target = underlying(made.function)
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+        raise UsageError(
+            f"{label}: it is a generator; return one result and report on the way with ctx.progress()."
+        )
+
+
+def _is_positive(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
+
+
+def _arguments_codec(signature: Signature, label: str) -> Codec:
+    try:
+        return struct_codec(
+            [
+                (p.name, p.annotation) if p.default is REQUIRED else (p.name, p.annotation, msgspec.UNSET)
+                for p in signature.parameters
+            ]
+        )
+    except UsageError as whole:
+        for parameter in signature.parameters:
+            try:
+                codec_of(parameter.annotation)
+            except UsageError as error:
+                raise UsageError(f"{label}: the parameter {parameter.name!r}: {error}") from None
+        raise UsageError(f"{label}: {whole}") from None
+
+
+def _data_codec(signature: Signature, label: str) -> Codec | None:
+    if signature.data_type is None:
+        return None
+    try:
+        return codec_of(signature.data_type)
+    except UsageError as error:
+        raise UsageError(f"{label}: the data of {signature.context!r}: {error}") from None
+
+
+def _describe(schema: dict[str, JSON], signature: Signature) -> dict[str, JSON]:
+    """The arguments' schema with the words of the docstring and the defaults of the signature."""
+    properties: dict[str, JSON] = dict(schema["properties"])
+    for parameter in signature.parameters:
+        described = dict(properties[parameter.name])
+        explicit = any(
+            getattr(item, "description", None) for item in getattr(parameter.annotation, "__metadata__", ())
+        )
+        if parameter.description and not explicit:
+            described["description"] = parameter.description
+        if parameter.default is not REQUIRED:
+            try:
+                described["default"] = to_plain(parameter.default)
+            except ValueError:
+                described.pop("default", None)
+        properties[parameter.name] = described
+    return {key: value for key, value in {**schema, "properties": properties}.items() if key != "title"}

@@ -1,0 +1,37 @@
+"""What one process lends to every session that it drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.core.codec import digest_of, encode_json
+from perdure.core.messages import JSON
+from perdure.ports import Clock, Model, Store
+from perdure.runtime.middleware import Middleware
+from perdure.runtime.schema import Codec
+from perdure.runtime.threads import DaemonThreads
+
+
+@dataclass
+class World:
+    """`models` and `outputs` hold what callers passed for single runs: bindings live in memory, their names in the log."""
+
+    store: Store
+    clock: Clock
+    threads: DaemonThreads
+    resolve: Callable[[str], Model]
+    model_override: Model | None = None
+    deps: Any = None
+    middleware: tuple[Middleware, ...] = ()
+    models: dict[str, Model] = field(default_factory=dict[str, Model])
+    outputs: dict[str, Codec] = field(default_factory=dict[str, Codec])
+
+    def model(self, name: str) -> Model:
+        return self.models[name] if name in self.models else self.resolve(name)
+
+
+def schema_key(schema: JSON) -> str:
+    """Under which key the codec of an output schema is kept."""
+    return digest_of(encode_json(schema))

@@ -1,0 +1,1 @@
+"""Where logs live: one module per store, imported only when asked for."""

@@ -1,0 +1,22 @@
+"""Tests without mocks: a scripted model, a clock to turn by hand, crashes on demand and the contract suites."""
+
+from perdure.testing.clock import ManualClock
+from perdure.testing.faults import FaultPoints, crash_at
+from perdure.testing.network import no_network
+from perdure.testing.replies import Reply, call
+from perdure.testing.scripted import ScriptedModel
+from perdure.testing.store_contract import check_store
+from perdure.testing.sweep import Crash, crash_sweep
+
+__all__ = [
+    "Crash",
+    "FaultPoints",
+    "ManualClock",
+    "Reply",
+    "ScriptedModel",
+    "call",
+    "check_store",
+    "crash_at",
+    "crash_sweep",
+    "no_network",
+]

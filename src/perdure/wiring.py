@@ -1,0 +1,250 @@
+"""The composition root: turns "sqlite:…" and "provider:model" into objects, importing only what is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+from perdure.core.errors import UsageError
+from perdure.core.views import Pending, Status
+from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store
+from perdure.runtime.agent import Agent
+from perdure.runtime.clock import SystemClock
+from perdure.runtime.host import Host
+from perdure.runtime.local import LocalEngine
+from perdure.runtime.middleware import Middleware
+from perdure.runtime.results import RunResult
+from perdure.runtime.session import Session
+from perdure.runtime.threads import DaemonThreads
+from perdure.runtime.world import World
+
+T = TypeVar("T")
+OutputT = TypeVar("OutputT")
+
+
+def resolve_store(store: str | Store) -> Store:
+    """`memory:`, `sqlite:PATH`, or a Store as it is."""
+    if not isinstance(store, str):
+        return store
+    scheme, _, rest = store.partition(":")
+    if scheme == "memory" and not rest:
+        from perdure.stores.memory import MemoryStore
+
+        return MemoryStore()
+    if scheme == "sqlite" and rest:
+        from perdure.stores.sqlite import SqliteStore
+
+        return SqliteStore(rest)
+    raise UsageError(f"{store!r} names no store; take 'memory:' or 'sqlite:PATH'.")
+
+
+def resolve_model(name: str) -> Model:
+    """`provider:model`; a provider's code is imported when it is first named."""
+    provider, _, rest = name.partition(":")
+    if provider == "scripted" and rest:
+        from perdure.testing.scripted import scripted_from_json
+
+        return scripted_from_json(rest)
+    raise UsageError(f"Nobody provides the model {name!r}; take 'scripted:FILE.json' or pass a Model.")
+
+
+def resolve_engine(engine: str | Engine | None, clock: Clock) -> Engine | None:
+    if engine is None or not isinstance(engine, str):
+        return engine
+    if engine == "local":
+        return LocalEngine(clock)
+    raise UsageError(f"{engine!r} names no engine; take 'local', or None to submit and follow only.")
+
+
+@runtime_checkable
+class Script(Protocol):
+    """A model written for a test: at the end it says whether anything of it was left unused."""
+
+    def finish(self) -> None: ...
+
+
+class Runtime:
+    """One process's door to a store: `async with Runtime(…)`, or `with Runtime(…)` and run_sync in scripts."""
+
+    def __init__(
+        self,
+        store: str | Store = "memory:",
+        *,
+        agents: Sequence[Agent[Any]] = (),
+        model: str | Model | None = None,
+        deps: Any = None,
+        engine: str | Engine | None = "local",
+        middleware: Sequence[Middleware] = (),
+        clock: Clock | None = None,
+        grace: float = 10.0,
+    ) -> None:
+        self._store = store
+        self._agents = tuple(agents)
+        self._model = model
+        self._deps = deps
+        self._engine = engine
+        self._middleware = tuple(middleware)
+        self._clock = clock or SystemClock()
+        self._grace = grace
+        self._stack: AsyncExitStack | None = None
+        self._entered: Host | None = None
+        self._thread: LoopThread | None = None
+
+    async def __aenter__(self) -> Runtime:
+        if self._entered is not None:
+            raise UsageError("This Runtime is already open; make a second one.")
+        async with AsyncExitStack() as stack:
+            store = resolve_store(self._store)
+            await store.open()
+            stack.push_async_callback(store.close)
+            override = resolve_model(self._model) if isinstance(self._model, str) else self._model
+            world = World(
+                store,
+                self._clock,
+                DaemonThreads(),
+                resolve_model,
+                override,
+                await _enter_deps(self._deps, stack),
+                self._middleware,
+            )
+            host = Host(world, resolve_engine(self._engine, self._clock))
+            for agent in self._agents:
+                host.bind(agent)
+            await host.start()
+            stack.push_async_callback(host.stop, self._grace)
+            self._stack = stack.pop_all()
+            self._entered = host
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        stack, self._stack, self._entered = self._stack, None, None
+        if stack is not None:
+            await stack.aclose()
+        if isinstance(self._model, Script) and exception[:1] in ((), (None,)):
+            self._model.finish()
+
+    async def open(
+        self,
+        agent: Agent[OutputT],
+        *,
+        id: str | None = None,
+        tenant: str = "",
+        data: Any = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Session[OutputT]:
+        """Creates a session, or picks it up where it was."""
+        log = await self._host.open(
+            agent, id=_checked_id(id), tenant=tenant, data=data, metadata=_checked_metadata(metadata)
+        )
+        return Session(self._host, log)
+
+    async def session(self, id: str, *, tenant: str = "") -> Session[Any]:
+        """An existing session; NotFound if there is none."""
+        return Session(self._host, await self._host.find(id, tenant))
+
+    async def sessions(
+        self,
+        *,
+        tenant: str | None = None,
+        agent: str | None = None,
+        status: Status | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> AsyncIterator[SessionRow]:
+        """The sessions that fit, newest first."""
+        query = SessionQuery(tenant, agent, status, _checked_metadata(metadata))
+        async for row in self._host.rows(query):
+            yield row
+
+    async def pending(self, *, tenant: str | None = None) -> list[Pending]:
+        """What waits for a decision, over all sessions."""
+        return await self._host.pending(tenant)
+
+    def __enter__(self) -> Runtime:
+        self._thread = LoopThread()
+        try:
+            self._thread.run(self.__aenter__())
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._thread is not None:
+            try:
+                self._thread.run(self.__aexit__(*exception))
+            finally:
+                self._thread.stop()
+
+    def run_sync(
+        self,
+        agent: Agent[OutputT],
+        input: Any,
+        *,
+        id: str | None = None,
+        tenant: str = "",
+        data: Any = None,
+        metadata: dict[str, str] | None = None,
+        **options: Any,
+    ) -> RunResult[OutputT]:
+        """Opens the session and runs the input, for code without a loop; options are those of Session.run."""
+        if self._thread is None:
+            raise UsageError("run_sync needs `with Runtime(…) as runtime:`; in async code use session.run.")
+
+        async def run() -> RunResult[OutputT]:
+            session = await self.open(agent, id=id, tenant=tenant, data=data, metadata=metadata)
+            return await session.run(input, **options)
+
+        return self._thread.run(run())
+
+    @property
+    def _host(self) -> Host:
+        if self._entered is None:
+            raise UsageError("The Runtime is not open; use it inside `async with Runtime(…) as runtime:`.")
+        return self._entered
+
+
+class LoopThread:
+    """A thread with its own event loop, for callers that have none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C in the caller's thread detaches; the run itself goes on in the log.
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _enter_deps(deps: Any, stack: AsyncExitStack) -> Any:
+    """A function that opens them, an async context manager, or the thing itself."""
+    opened: object = deps() if callable(deps) else deps
+    if isinstance(opened, AbstractAsyncContextManager):
+        return await stack.enter_async_context(cast(AbstractAsyncContextManager[Any], opened))
+    return opened
+
+
+def _checked_id(id: str | None) -> str | None:
+    if id is not None and not id.strip():
+        raise UsageError("A session's id is empty; leave it out to have one made, or give it a name.")
+    return id
+
+
+def _checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"metadata={{{key!r}: {value!r}}}: keys and values are strings; put the rest in data.")
+    return dict(metadata or {})

@@ -1,0 +1,157 @@
+"""Short words for events, so that a row of a table reads like a sentence; and actions as short words."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from perdure.core.actions import (
+    AbortCall,
+    AbortModel,
+    Action,
+    AppendEvents,
+    CallModel,
+    CheckCall,
+    RunTool,
+    StartRun,
+    SuspendCall,
+)
+from perdure.core.events import (
+    AgentPinned,
+    CallChecked,
+    CallDecided,
+    CallEnded,
+    CallStarted,
+    CallSuspended,
+    Event,
+    InputAccepted,
+    ModelCalled,
+    ModelResponded,
+    RunEnded,
+    RunStarted,
+    SessionOpened,
+    StopRequested,
+)
+from perdure.core.messages import AssistantMessage, Text, ToolCall
+from perdure.core.rules import next_actions
+from perdure.core.specs import AgentSpec, Limits
+from perdure.core.state import SessionState, fold
+
+UID = "5e55"
+OPENED = SessionOpened(UID, "order-7", "clerk")
+
+
+def log(*items: Event | tuple[Event, ...]) -> list[Event]:
+    """A session's log: the opening, then events and groups of events."""
+    events: list[Event] = [OPENED]
+    for item in items:
+        events += item if isinstance(item, tuple) else (item,)
+    return events
+
+
+def folded(*items: Event | tuple[Event, ...]) -> SessionState:
+    return fold(log(*items))
+
+
+def sent(number: int = 1, busy: Any = "queue", **more: Any) -> InputAccepted:
+    return InputAccepted(number, (Text(f"input {number}"),), busy=busy, **more)
+
+
+def running(limits: Limits | None = None, **more: Any) -> tuple[Event, ...]:
+    """One input and the run that took it."""
+    return sent(1), RunStarted(1, (1,), limits=limits or Limits(), **more)
+
+
+def answered(text: str = "Done.", **more: Any) -> ModelResponded:
+    return ModelResponded(AssistantMessage((Text(text),)), **more)
+
+
+def called(*names: str, first: int = 1, **more: Any) -> ModelResponded:
+    """An answer that asks for one call of each tool; ordinals count from `first`."""
+    parts = tuple(
+        ToolCall(first + at, name, f'{{"n":{first + at}}}', f"id{at}") for at, name in enumerate(names)
+    )
+    return ModelResponded(AssistantMessage(parts), stop="calls", **more)
+
+
+def turn(number: int = 1, **more: Any) -> ModelCalled:
+    return ModelCalled(number, **more)
+
+
+def asking(*names: str, limits: Limits | None = None) -> tuple[Event, ...]:
+    """A run whose first turn asks for these calls, 1, 2, 3 …"""
+    return *running(limits), turn(), called(*names)
+
+
+def allowed(*calls: int, sequential: bool = False) -> tuple[Event, ...]:
+    return tuple(CallChecked(call, "allow", digest=f"d{call}", sequential=sequential) for call in calls)
+
+
+def suspended(
+    call: int, kind: Any = "approval", pause: int = 1, expires_at: float | None = None
+) -> tuple[Event, ...]:
+    """A call that a rule put before a person, or one of another kind that waits."""
+    checks = (CallChecked(call, "ask", digest=f"d{call}"),) if kind == "approval" else ()
+    return *checks, CallSuspended(call, pause, kind, expires_at=expires_at)
+
+
+def started(call: int, effect: Any = "once", **more: Any) -> tuple[Event, ...]:
+    return *allowed(call), CallStarted(call, effect, **more)
+
+
+def decided(call: int, decision: Any, pause: int = 1, **more: Any) -> CallDecided:
+    return CallDecided(call, pause, decision, **more)
+
+
+def ended(*calls: int, outcome: Any = "ok") -> tuple[Event, ...]:
+    return tuple(CallEnded(call, outcome, (Text("12"),)) for call in calls)
+
+
+def stopping(cause: Any = "stop", run: int = 1, **more: Any) -> StopRequested:
+    return StopRequested(run, cause, **more)
+
+
+def pinned(**more: Any) -> AgentPinned:
+    return AgentPinned("s1", AgentSpec("clerk", **more))
+
+
+def asks_for(*items: Event | tuple[Event, ...]) -> list[str]:
+    return [brief(action) for action in next_actions(folded(*items))]
+
+
+def brief(action: Action) -> str:
+    """An action in a few words; what is at its default is left out."""
+    match action:
+        case AppendEvents(events=events):
+            return "; ".join(_brief_event(event) for event in events)
+        case StartRun(inputs=inputs):
+            return f"start run for {_numbers(inputs)}"
+        case CallModel(turn=number, attempt=attempt, inputs=inputs, final=final):
+            joined = f" with {_numbers(inputs)}" if inputs else ""
+            again = f" attempt {attempt}" if attempt > 1 else ""
+            return f"model {number}{again}{joined}{' final' if final else ''}"
+        case CheckCall(call=call, approved=approved):
+            return f"check {call}{' approved' if approved else ''}"
+        case SuspendCall(call=call, pause=pause, kind=kind):
+            return f"suspend {call} {kind}{f' again ({pause})' if pause > 1 else ''}"
+        case RunTool(call=call, attempt=attempt):
+            return f"run {call}{f' attempt {attempt}' if attempt > 1 else ''}"
+        case AbortModel(turn=number):
+            return f"abort model {number}"
+        case AbortCall(call=call):
+            return f"abort {call}"
+        case _:
+            assert_never(action)
+
+
+def _brief_event(event: Event) -> str:
+    match event:
+        case CallEnded(call=call, outcome=outcome, in_doubt=in_doubt):
+            return f"end {call} {outcome}{' in doubt' if in_doubt else ''}"
+        case RunEnded(run=run, reason=reason, detail=detail):
+            return f"end run {run} {reason}{f': {detail}' if detail else ''}"
+        case _:
+            return repr(event)
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    return ",".join(str(number) for number in numbers)

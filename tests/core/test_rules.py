@@ -1,0 +1,355 @@
+"""The decision table of the agent loop: what is in the log, and what the rules then ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.core.logs import (
+    allowed,
+    answered,
+    asking,
+    asks_for,
+    called,
+    decided,
+    ended,
+    log,
+    pinned,
+    running,
+    sent,
+    started,
+    stopping,
+    suspended,
+    turn,
+)
+
+from perdure.core.events import (
+    CallChecked,
+    CallStarted,
+    CallSuspended,
+    Event,
+    ModelFailed,
+    Noted,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+)
+from perdure.core.messages import Usage
+from perdure.core.specs import Limits
+
+Row = tuple[str, list[Event], list[str]]
+
+CRASH = RunResumed(2)
+APPROVED = decided(1, "approve")
+WRONG = answered(invalid="no name")
+
+
+def in_doubt(call: int) -> tuple[Event, ...]:
+    """A once call whose process died, put before a person."""
+    return *started(call), CRASH, *suspended(call, "unknown")
+
+
+def waits(call: int) -> CallSuspended:
+    return CallSuspended(call, 1, "approval")
+
+
+RUNS: list[Row] = [
+    ("a new session asks for nothing", log(), []),
+    ("an input starts a run", log(sent(1)), ["start run for 1"]),
+    ("inputs that wait are started one at a time", log(sent(1), sent(2)), ["start run for 1"]),
+    ("an interrupt goes before what waits", log(sent(1), sent(2, "interrupt")), ["start run for 2"]),
+    ("interrupts keep their order", log(sent(1, "interrupt"), sent(2, "interrupt")), ["start run for 1"]),
+    ("a started run asks the model", log(running()), ["model 1"]),
+    ("the model in flight is waited for", log(running(), turn()), []),
+    ("an input that queues does not disturb the run", log(running(), turn(), sent(2)), []),
+    ("an input that joins comes with the next turn", log(running(), sent(2, "join")), ["model 1 with 2"]),
+    ("joins wait for the calls of the turn", log(asking("a"), allowed(1), sent(2, "join")), ["run 1"]),
+    ("joins come behind the results",
+     log(asking("a"), started(1), sent(2, "join"), ended(1)), ["model 2 with 2"]),
+    ("several join in order",
+     log(running(), sent(2, "join"), sent(3), sent(4, "join")), ["model 1 with 2,4"]),
+    ("a join takes a finished answer further",
+     log(running(), turn(), sent(2, "join"), answered()), ["model 2 with 2"]),
+    ("an answer without calls completes the run",
+     log(running(), turn(), answered()), ["end run 1 completed"]),
+    ("a note changes nothing", log(running(), turn(), answered(), Noted("tag")), ["end run 1 completed"]),
+    ("an ended run leaves the session idle", log(running(), RunEnded(1, "completed")), []),
+    ("an ended run makes room for the queue",
+     log(running(), sent(2), RunEnded(1, "failed")), ["start run for 2"]),
+    ("a run that continues another asks the model",
+     log(running(), RunEnded(1, "failed"), RunStarted(2, (), continues=1)), ["model 1"]),
+    ("results go back to the model", log(asking("a"), started(1), ended(1)), ["model 2"]),
+]  # fmt: skip
+
+CRASHES: list[Row] = [
+    ("a crash with nothing under way changes nothing", log(running(), CRASH), ["model 1"]),
+    ("a crash of the model attempt repeats it", log(running(), turn(), CRASH), ["model 1 attempt 2"]),
+    ("each crash counts as one more attempt",
+     log(running(), turn(), CRASH, turn(1, attempt=2), CRASH), ["model 1 attempt 3"]),
+    ("a crash between turns goes on", log(asking("a"), started(1), ended(1), CRASH), ["model 2"]),
+    ("a crash before the start runs the call once", log(asking("a"), allowed(1), CRASH), ["run 1"]),
+    ("a crash in a read runs it again", log(asking("a"), started(1, "read"), CRASH), ["run 1 attempt 2"]),
+    ("a crash in an idempotent call runs it again",
+     log(asking("a"), started(1, "idempotent"), CRASH), ["run 1 attempt 2"]),
+    ("a crash in a once call asks a person", log(asking("a"), started(1), CRASH), ["suspend 1 unknown"]),
+    ("a crash in a call with on_unknown=tell is told to the model",
+     log(asking("a"), started(1, on_unknown="tell"), CRASH), ["end 1 unknown in doubt"]),
+    ("a crash touches started calls only",
+     log(asking("a", "b", "c", "d"), started(1), ended(1), started(2), started(3, "read"), allowed(4), CRASH),
+     ["suspend 2 unknown", "run 3 attempt 2", "run 4"]),
+    ("what waits for a person waits on after a crash", log(asking("a"), suspended(1), CRASH), []),
+    ("a call in doubt waits on after another crash", log(asking("a"), in_doubt(1), RunResumed(3)), []),
+    ("a retry that dies is in doubt again",
+     log(asking("a"), in_doubt(1), decided(1, "retry"), CallStarted(1, attempt=2), RunResumed(3)),
+     ["suspend 1 unknown again (2)"]),
+]  # fmt: skip
+
+CALLS: list[Row] = [
+    ("each call is checked first", log(asking("a", "b")), ["check 1", "check 2"]),
+    ("calls of one turn run in parallel", log(asking("a", "b"), allowed(1, 2)), ["run 1", "run 2"]),
+    ("running calls are waited for", log(asking("a", "b"), started(1), started(2)), []),
+    ("the model waits for the last call", log(asking("a", "b"), started(1), started(2), ended(1)), []),
+    ("the model is asked when all calls have ended",
+     log(asking("a", "b"), started(1), started(2), ended(2, 1)), ["model 2"]),
+    ("a later turn's calls go their own way",
+     log(asking("a"), started(1), ended(1), turn(2), called("a", first=2)), ["check 2"]),
+    ("a call that ended stays ended", log(asking("a", "b"), started(1), ended(1), allowed(1)), ["check 2"]),
+    ("a call that does not fit is an error", log(asking("a"), CallChecked(1, "invalid")), ["end 1 error"]),
+    ("a call that a rule forbids is denied", log(asking("a"), CallChecked(1, "deny")), ["end 1 denied"]),
+    ("a denial does not end the run",
+     log(asking("a"), CallChecked(1, "deny"), ended(1, outcome="denied")), ["model 2"]),
+    ("a sequential call starts alone", log(asking("a", "b"), allowed(1, 2, sequential=True)), ["run 1"]),
+    ("the next sequential call starts when the first has ended",
+     log(asking("a", "b"), allowed(1, 2, sequential=True), CallStarted(1), ended(1)), ["run 2"]),
+    ("a sequential call waits for those before it and holds those behind it",
+     log(asking("a", "b", "c"), allowed(1), allowed(2, sequential=True), allowed(3)), ["run 1"]),
+    ("while a sequential call runs nothing else starts",
+     log(asking("a", "b"), allowed(1, sequential=True), CallStarted(1), allowed(2)), []),
+    ("a sequential call approved late waits for what runs",
+     log(asking("a", "b"), CallChecked(1, "ask", sequential=True), waits(1), started(2), APPROVED), []),
+    ("an approved call waits for a sequential one behind it",
+     log(asking("a", "b"), suspended(1), allowed(2, sequential=True), CallStarted(2), decided(1, "approve")),
+     []),
+    ("a call waits until those before it are checked", log(asking("a", "b"), allowed(2)), ["check 1"]),
+    ("a suspended call does not hold its siblings",
+     log(asking("a", "b"), suspended(1), allowed(2)), ["run 2"]),
+    ("a suspended sequential call does not hold them either",
+     log(asking("a", "b"), CallChecked(1, "ask", sequential=True), waits(1), allowed(2)), ["run 2"]),
+    ("the turn waits for its suspended call", log(asking("a", "b"), suspended(1), started(2), ended(2)), []),
+    ("no more calls than the cap run at once",
+     log(pinned(concurrency=2), asking("a", "b", "c"), allowed(1, 2, 3)), ["run 1", "run 2"]),
+    ("one that ends makes room under the cap",
+     log(pinned(concurrency=2), asking("a", "b", "c"), started(1), started(2), allowed(3), ended(1)),
+     ["run 3"]),
+    ("suspended calls take no room under the cap",
+     log(pinned(concurrency=1), asking("a", "b"), suspended(1), allowed(2)), ["run 2"]),
+    ("repeated reads respect the cap",
+     log(pinned(concurrency=1), asking("a", "b"), started(1, "read"), started(2, "read"), CRASH),
+     ["run 1 attempt 2"]),
+]  # fmt: skip
+
+DECISIONS: list[Row] = [
+    ("a rule that asks suspends the call", log(asking("a"), CallChecked(1, "ask")), ["suspend 1 approval"]),
+    ("a suspended call waits", log(asking("a"), suspended(1)), []),
+    ("several may wait at once", log(asking("a", "b"), suspended(1), suspended(2)), []),
+    ("an approved call runs", log(asking("a"), suspended(1), decided(1, "approve")), ["run 1"]),
+    ("a denied call is not carried out",
+     log(asking("a"), suspended(1), decided(1, "deny")), ["end 1 denied"]),
+    ("edited arguments are checked again",
+     log(asking("a"), suspended(1), decided(1, "edit")), ["check 1 approved"]),
+    ("an edit may meet a rule that forbids it",
+     log(asking("a"), suspended(1), decided(1, "edit"), CallChecked(1, "deny")), ["end 1 denied"]),
+    ("an edit may be put before a person again",
+     log(asking("a"), suspended(1), decided(1, "edit"), CallChecked(1, "ask")),
+     ["suspend 1 approval again (2)"]),
+    ("an answer is the result",
+     log(asking("a"), suspended(1, "question"), decided(1, "answer")), ["end 1 ok"]),
+    ("a call in doubt that happened ends with what it gave",
+     log(asking("a"), in_doubt(1), decided(1, "answer", value="paid")), ["end 1 ok"]),
+    ("a call in doubt that failed is an error",
+     log(asking("a"), in_doubt(1), decided(1, "deny")), ["end 1 error"]),
+    ("a call in doubt that nobody decided stays unknown",
+     log(asking("a"), in_doubt(1), decided(1, "deny", by="expiry")), ["end 1 unknown in doubt"]),
+    ("a retry starts it again", log(asking("a"), in_doubt(1), decided(1, "retry")), ["run 1 attempt 2"]),
+    ("one decision leaves the others waiting",
+     log(asking("a", "b"), suspended(1), suspended(2), decided(2, "approve")), ["run 2"]),
+]  # fmt: skip
+
+STOPS: list[Row] = [
+    ("stop breaks off the model", log(running(), turn(), stopping()), ["abort model 1"]),
+    ("cancel breaks off the model", log(running(), turn(), stopping("cancel")), ["abort model 1"]),
+    ("stop ends the run when the model is broken off",
+     log(running(), turn(), stopping(by="ops"), ModelFailed("stopped")), ["end run 1 stopped: by ops"]),
+    ("stop ends a run that waits for nothing", log(running(), stopping()), ["end run 1 stopped"]),
+    ("cancel ends a run that waits for nothing, and says by whom",
+     log(running(), stopping("cancel", by="ops")), ["end run 1 cancelled: by ops"]),
+    ("an interrupt ends the run before the new one starts",
+     log(running(), sent(2, "interrupt"), stopping("interrupt")),
+     ["end run 1 cancelled: interrupted by a new input"]),
+    ("an answer that came anyway does not undo the stop",
+     log(running(), turn(), stopping(), answered()), ["end run 1 stopped"]),
+    ("a stop of another run does nothing", log(running(), turn(), stopping(run=7)), []),
+    ("stop leaves calls that were not looked at", log(asking("a"), stopping()), ["end 1 cancelled"]),
+    ("stop leaves allowed calls", log(asking("a"), allowed(1), stopping()), ["end 1 cancelled"]),
+    ("stop leaves calls that a rule wants to ask about",
+     log(asking("a"), CallChecked(1, "ask"), stopping()), ["end 1 cancelled"]),
+    ("stop leaves calls that do not fit",
+     log(asking("a"), CallChecked(1, "invalid"), stopping()), ["end 1 cancelled"]),
+    ("stop leaves suspended calls", log(asking("a"), suspended(1), stopping()), ["end 1 cancelled"]),
+    ("stop says of a refused call that it was refused",
+     log(asking("a"), CallChecked(1, "deny"), stopping()), ["end 1 denied"]),
+    ("stop keeps an answer that was given",
+     log(asking("a"), suspended(1, "question"), decided(1, "answer"), stopping()), ["end 1 ok"]),
+    ("stop lets started tools finish", log(asking("a", "b"), started(1), stopping()), ["end 2 cancelled"]),
+    ("a graceful stop ends the run when the last tool has finished",
+     log(asking("a"), started(1), stopping(), ended(1)), ["end run 1 stopped"]),
+    ("cancel breaks off started tools",
+     log(asking("a", "b"), started(1), stopping("cancel")), ["abort 1", "end 2 cancelled"]),
+    ("an interrupt breaks off started tools",
+     log(asking("a"), started(1), stopping("interrupt")), ["abort 1"]),
+    ("a run out of time breaks off started tools",
+     log(asking("a"), started(1), stopping("seconds")), ["abort 1"]),
+    ("an interrupt supersedes what waits for a person",
+     log(asking("a"), suspended(1), stopping("interrupt")), ["end 1 superseded"]),
+    ("cancel leaves suspended calls",
+     log(asking("a"), suspended(1), stopping("cancel")), ["end 1 cancelled"]),
+    ("stop after a crash: a read is cancelled",
+     log(asking("a"), started(1, "read"), CRASH, stopping()), ["end 1 cancelled"]),
+    ("stop after a crash: a once call is unknown",
+     log(asking("a"), started(1), CRASH, stopping()), ["end 1 unknown in doubt"]),
+    ("stop after a crash: an idempotent call is unknown",
+     log(asking("a"), started(1, "idempotent"), stopping(), CRASH), ["end 1 unknown in doubt"]),
+    ("stop of a call in doubt that waits: unknown, also when interrupted",
+     log(asking("a"), in_doubt(1), stopping("interrupt")), ["end 1 unknown in doubt"]),
+    ("stop before a retry has started: still unknown",
+     log(asking("a"), in_doubt(1), decided(1, "retry"), stopping()), ["end 1 unknown in doubt"]),
+    ("stop after a crash of the model ends the run",
+     log(running(), turn(), CRASH, stopping()), ["end run 1 stopped"]),
+    ("a cancel breaks off a final answer too",
+     log(running(), turn(final=True), stopping("cancel")), ["abort model 1"]),
+]  # fmt: skip
+
+FULL = Usage(input=60, output=40)
+
+
+def capped(**limits: Any) -> tuple[Event, ...]:
+    """Two turns of one call each, under these limits."""
+    spent = {"usage": FULL, "cost_usd": 0.5, "seconds": 5.0}
+    first = (*running(Limits(**limits)), turn(), called("a", **spent), *started(1), *ended(1))
+    return *first, turn(2), called("a", first=2, **spent), *started(2), *ended(2)
+
+
+LIMITS: list[Row] = [
+    ("below every limit it goes on",
+     log(capped(turns=3, calls=3, tokens=201, cost_usd=1.1, seconds=11)), ["model 3"]),
+    ("the turns are spent", log(capped(turns=2)), ["end run 1 limit: turns"]),
+    ("a run without turns ends at once", log(running(Limits(turns=0))), ["end run 1 limit: turns"]),
+    ("without a limit of turns it goes on", log(capped(turns=None)), ["model 3"]),
+    ("the tokens are spent", log(capped(tokens=200)), ["end run 1 limit: tokens"]),
+    ("the money is spent", log(capped(cost_usd=1.0)), ["end run 1 limit: cost_usd"]),
+    ("the time is spent", log(capped(seconds=10)), ["end run 1 limit: seconds"]),
+    ("exactly at the limit of calls the model may still answer", log(capped(calls=2)), ["model 3"]),
+    ("calls over the limit are not started",
+     log(asking("a", "b", "c", limits=Limits(calls=2))), ["check 1", "check 2", "end 3 cancelled"]),
+    ("the run ends behind the calls within the limit",
+     log(asking("a", "b", limits=Limits(calls=1)), started(1), ended(1), ended(2, outcome="cancelled")),
+     ["end run 1 limit: calls"]),
+    ("a limit does not spoil an answer",
+     log(running(Limits(turns=1)), turn(), answered()), ["end run 1 completed"]),
+    ("no room for the call", log(running(), ModelFailed("limit", "tokens")), ["end run 1 limit: tokens"]),
+    ("no room, and nobody said for what", log(running(), ModelFailed("limit")), ["end run 1 limit: limit"]),
+    ("no room for a join: the answer before it counts",
+     log(running(), turn(), sent(2, "join"), answered(), ModelFailed("limit", "tokens")),
+     ["end run 1 completed"]),
+    ("at the limit a join waits for a run of its own",
+     log(running(Limits(turns=1)), turn(), sent(2, "join"), answered()), ["end run 1 completed"]),
+    ("its own time breaks off the model", log(running(), turn(), stopping("seconds")), ["abort model 1"]),
+    ("its own time ends it",
+     log(running(), turn(), stopping("seconds"), ModelFailed("stopped")), ["end run 1 limit: seconds"]),
+    ("an answer just in time counts",
+     log(running(), turn(), stopping("seconds"), answered()), ["end run 1 completed"]),
+    ("out of time, a crashed attempt is not repeated",
+     log(running(), turn(), stopping("seconds"), CRASH), ["end run 1 limit: seconds"]),
+]  # fmt: skip
+
+LAST = Limits(turns=1, at_limit="answer")
+TIMED = Limits(seconds=9, at_limit="answer")
+
+ANSWERS: list[Row] = [
+    ("at_limit=answer makes one last call",
+     log(asking("a", limits=LAST), started(1), ended(1)), ["model 2 final"]),
+    ("inputs do not join the last call",
+     log(asking("a", limits=LAST), sent(2, "join"), started(1), ended(1)), ["model 2 final"]),
+    ("the last answer completes the run",
+     log(running(LAST), turn(final=True), answered()), ["end run 1 completed: answered at the limit: turns"]),
+    ("calls in a last answer are never executed",
+     log(running(LAST), turn(final=True), called("a", "b")), ["end 1 cancelled", "end 2 cancelled"]),
+    ("calls in a last answer end the run at its limit",
+     log(running(LAST), turn(final=True), called("a"), ended(1, outcome="cancelled")),
+     ["end run 1 limit: turns"]),
+    ("a crash repeats the last call as such",
+     log(running(LAST), turn(final=True), CRASH), ["model 1 attempt 2 final"]),
+    ("a last call that fails is a failure",
+     log(running(LAST), turn(final=True), ModelFailed("auth", "no key")), ["end run 1 failed: auth: no key"]),
+    ("no room: one last call", log(running(TIMED), ModelFailed("limit", "tokens")), ["model 1 final"]),
+    ("a last answer for want of room completes the run",
+     log(running(TIMED), ModelFailed("limit", "tokens"), turn(final=True), answered()),
+     ["end run 1 completed: answered at the limit: no room for another call"]),
+    ("calls in a last answer for want of room end the run too",
+     log(running(TIMED), ModelFailed("limit", "tokens"), turn(final=True), called("a"), ended(1)),
+     ["end run 1 limit: no room for another call"]),
+    ("out of time: one last call",
+     log(running(TIMED), turn(), stopping("seconds"), ModelFailed("stopped")), ["model 2 final"]),
+    ("out of time in a crashed attempt: one last call",
+     log(running(TIMED), turn(), stopping("seconds"), CRASH), ["model 2 final"]),
+    ("out of time in a tool: one last call",
+     log(asking("a", limits=TIMED), started(1), stopping("seconds"), ended(1)), ["model 2 final"]),
+    ("the clock does not break off the last call",
+     log(running(TIMED), turn(final=True), stopping("seconds")), []),
+    ("a crashed last call is repeated, out of time or not",
+     log(running(TIMED), turn(final=True), stopping("seconds"), CRASH), ["model 1 attempt 2 final"]),
+    ("a last answer out of time completes the run",
+     log(running(TIMED), turn(final=True), stopping("seconds"), answered()),
+     ["end run 1 completed: answered at the limit: seconds"]),
+    ("a stop at the limit leaves out the last call",
+     log(asking("a", limits=LAST), stopping(), ended(1)), ["end run 1 stopped"]),
+]  # fmt: skip
+
+OUTPUT = {"type": "object"}
+TYPED = running(output=OUTPUT)
+
+ENDS: list[Row] = [
+    ("a model that fails ends the run",
+     log(running(), turn(), ModelFailed("auth", "no key")), ["end run 1 failed: auth: no key"]),
+    ("a driver that fails ends the run",
+     log(running(), turn(), ModelFailed("internal", "bug")), ["end run 1 failed: internal: bug"]),
+    ("an attempt broken off without a stop is made anew",
+     log(running(), turn(), ModelFailed("stopped")), ["model 2"]),
+    ("a refusal ends the run",
+     log(running(), turn(), answered("I won't.", stop="refusal")), ["end run 1 refusal: I won't."]),
+    ("a cut answer completes the run and says so",
+     log(running(), turn(), answered(stop="length")),
+     ["end run 1 completed: the answer was cut at the model's output limit"]),
+    ("an output that does not fit is asked for again", log(TYPED, turn(), WRONG), ["model 2"]),
+    ("an output is asked for twice more", log(TYPED, turn(), WRONG, turn(2), WRONG), ["model 3"]),
+    ("an output that never fits fails the run",
+     log(TYPED, turn(), WRONG, turn(2), WRONG, turn(3), WRONG), ["end run 1 failed: output: no name"]),
+    ("no repair beyond a limit",
+     log(running(Limits(turns=1), output=OUTPUT), turn(), WRONG), ["end run 1 limit: turns"]),
+    ("no repair of a last answer",
+     log(running(LAST), turn(final=True), WRONG), ["end run 1 failed: output: no name"]),
+    ("a mended output completes the run",
+     log(TYPED, turn(), WRONG, turn(2), answered(output={})), ["end run 1 completed"]),
+]  # fmt: skip
+
+TABLE = RUNS + CRASHES + CALLS + DECISIONS + STOPS + LIMITS + ANSWERS + ENDS
+
+
+@pytest.mark.parametrize(("events", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_the_rules_ask_for(events: list[Event], expected: list[str]) -> None:
+    assert asks_for(*events[1:]) == expected
+
+
+def test_every_sentence_is_said_once() -> None:
+    sentences = [row[0] for row in TABLE]
+    assert len(sentences) == len(set(sentences))

@@ -1,0 +1,143 @@
+"""A thousand sessions from seeds: whatever happens, in whatever order, the laws of the log hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.core.simulate import Simulation
+
+from perdure.core.codec import decode_event, encode_event
+from perdure.core.events import (
+    CallDecided,
+    CallEnded,
+    CallStarted,
+    Event,
+    InputAccepted,
+    ModelCalled,
+    ModelResponded,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    StopRequested,
+)
+from perdure.core.messages import UserMessage
+from perdure.core.state import fold
+from perdure.core.transcript import unpaired
+
+BLOCKS = 24
+SEEDS_PER_BLOCK = 50
+STEPS = 150
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_the_laws_hold_in_every_session(block: int) -> None:
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
+        session = Simulation(seed).wreak(STEPS).settle()
+        try:
+            check_log(session)
+        except AssertionError as broken:
+            raise AssertionError(f"seed {seed}: {broken}") from broken
+
+
+def check_log(session: Simulation) -> None:
+    events, state = session.events, session.state
+    assert fold([decode_event(encode_event(event)) for event in events]) == state
+    assert unpaired(state.history) == []
+    check_runs(events)
+    check_calls(events)
+    check_starts(events)
+    check_inputs(session)
+
+
+def check_runs(events: list[Event]) -> None:
+    """Every run ends exactly once, and is under way between its start and its end only."""
+    opened = [event.run for event in events if isinstance(event, RunStarted)]
+    closed = [event.run for event in events if isinstance(event, RunEnded)]
+    assert opened == closed == list(range(1, len(opened) + 1))
+    current: int | None = None
+    turns = 0
+    limits = None
+    for event in events:
+        if isinstance(event, RunStarted):
+            assert current is None
+            current, limits, turns = event.run, event.limits, 0
+        elif isinstance(event, RunEnded):
+            assert current == event.run
+            current = None
+        elif isinstance(event, ModelCalled) and limits and limits.turns is not None:
+            turns = max(turns, event.turn)
+            assert turns <= limits.turns + (limits.at_limit == "answer")
+
+
+def check_calls(events: list[Event]) -> None:
+    """Every call has exactly one outcome; ordinals count on and never repeat."""
+    asked = [
+        call.call for event in events if isinstance(event, ModelResponded) for call in event.message.calls
+    ]
+    assert asked == list(range(1, len(asked) + 1))
+    assert Counter(event.call for event in events if isinstance(event, CallEnded)) == Counter(asked)
+
+
+def check_starts(events: list[Event]) -> None:
+    """No start behind an end or a stop; no second start without a crash, of `once` none without a retry."""
+    over: set[int] = set()
+    attempts: Counter[int] = Counter()
+    may_repeat: set[int] = set()
+    crashed = stopping = False
+    for event in events:
+        match event:
+            case CallEnded(call=call):
+                over.add(call)
+            case CallDecided(call=call, decision="retry"):
+                may_repeat.add(call)
+            case RunResumed():
+                crashed = True
+            case StopRequested():
+                stopping = True
+            case RunStarted():
+                stopping = False
+            case CallStarted(call=call, effect=effect, attempt=attempt):
+                attempts[call] += 1
+                assert call not in over
+                assert not stopping
+                assert attempt == attempts[call]
+                if attempt > 1:
+                    assert crashed
+                    assert effect != "once" or call in may_repeat
+                    may_repeat.discard(call)
+            case _:
+                pass
+
+
+def check_inputs(session: Simulation) -> None:
+    """Every accepted input is read exactly once, and no key is accepted twice."""
+    accepted = [event for event in session.events if isinstance(event, InputAccepted)]
+    keys = [event.key for event in accepted if event.key is not None]
+    assert len(keys) == len(set(keys))
+    assert [event.input for event in accepted] == list(range(1, len(accepted) + 1))
+    assert all(session.state.taken.get(event.input) for event in accepted)
+    said = Counter(event.parts for event in accepted if event.parts)
+    read = Counter(m.parts for m in session.state.history if isinstance(m, UserMessage))
+    assert all(read[parts] == count for parts, count in said.items())
+
+
+def test_the_simulation_reaches_every_corner() -> None:
+    """Laws that hold because nothing happens would prove nothing."""
+    kinds: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
+    repeated = 0
+    for seed in range(150):
+        session = Simulation(seed).wreak(STEPS).settle()
+        kinds.update(type(event).__name__ for event in session.events)
+        reasons.update(event.reason for event in session.events if isinstance(event, RunEnded))
+        outcomes.update(event.outcome for event in session.events if isinstance(event, CallEnded))
+        repeated += sum(1 for e in session.events if isinstance(e, CallStarted) and e.attempt > 1)
+        refusals.update(session.refusals)
+    assert len(kinds) == len(Event.__args__)  # pyright: ignore[reportAttributeAccessIssue]
+    assert set(reasons) == {"completed", "limit", "stopped", "cancelled", "failed", "refusal"}
+    assert set(outcomes) == {"ok", "error", "denied", "cancelled", "timeout", "unknown", "superseded"}
+    assert set(refusals) == {"Conflict", "NotFound", "Refused"}
+    assert repeated > 20

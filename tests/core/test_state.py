@@ -1,0 +1,236 @@
+"""Properties of evolve: what a log means does not depend on how, when or how often it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.logs import (
+    allowed,
+    answered,
+    asking,
+    called,
+    decided,
+    ended,
+    folded,
+    log,
+    running,
+    sent,
+    started,
+    stopping,
+    suspended,
+    turn,
+)
+from tests.core.simulate import Simulation
+from tests.core.strategies import EVENT, EVENTS, KINDS, values
+
+from perdure.core.codec import decode_event, encode_event
+from perdure.core.events import (
+    CallDecided,
+    CallEnded,
+    CallStarted,
+    CallSuspended,
+    Event,
+    ModelCalled,
+    ModelFailed,
+    Reservation,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+)
+from perdure.core.messages import Text, Usage
+from perdure.core.rules import next_actions
+from perdure.core.state import Remembered, RunSummary, SessionState, evolve, fold, in_flight, new_state
+from perdure.core.transcript import transcript, unpaired
+from perdure.core.views import summarise
+
+often = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+def simulated(seed: int) -> list[Event]:
+    return Simulation(seed).wreak(60).events
+
+
+LOGS = st.integers(0, 10**6).map(simulated) | EVENTS
+
+
+@often
+@given(LOGS, EVENTS)
+def test_folding_in_two_parts_is_folding_at_once(first: list[Event], second: list[Event]) -> None:
+    assert fold(second, fold(first)) == fold(first + second)
+
+
+@often
+@given(EVENTS)
+def test_evolve_takes_any_events_in_any_order(events: list[Event]) -> None:
+    state = new_state()
+    for event in events:
+        state = evolve(state, event)
+        next_actions(state)
+        summarise(state)
+        unpaired(transcript(state))
+    assert state.seq == len(events)
+
+
+@often
+@given(st.integers(0, 10**6), EVENT, st.data())
+def test_evolve_takes_an_event_that_does_not_belong_there(
+    seed: int, stray: Event, data: st.DataObject
+) -> None:
+    events = simulated(seed)
+    at = data.draw(st.integers(0, len(events)))
+    state = fold([*events[:at], stray, *events[at:]])
+    next_actions(state)
+    assert state.seq == len(events) + 1
+
+
+@often
+@given(LOGS, EVENTS, EVENTS)
+def test_a_state_never_changes_when_others_go_on_from_it(
+    past: list[Event], one: list[Event], other: list[Event]
+) -> None:
+    seen = [new_state()]
+    for event in past:
+        seen.append(evolve(seen[-1], event))
+    before = [repr(state) for state in seen]
+    for state in seen[-1], seen[len(seen) // 2]:
+        fold(one, state)
+        fold(other, state)
+    assert [repr(state) for state in seen] == before
+
+
+@often
+@given(LOGS, EVENTS, EVENTS)
+def test_branches_from_one_state_do_not_see_each_other(
+    past: list[Event], one: list[Event], other: list[Event]
+) -> None:
+    root = fold(past)
+    left, right = fold(one, root), fold(other, root)
+    assert left == fold(past + one)
+    assert right == fold(past + other)
+    assert fold(other, left) == fold(past + one + other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_what_is_read(kind: type[Event]) -> None:
+    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @given(values(kind))
+    def check(event: Event) -> None:
+        data = encode_event(event)
+        assert decode_event(data) == event
+        assert encode_event(decode_event(data)) == data
+
+    check()
+
+
+def test_sessions_share_nothing() -> None:
+    first, second = fold(log(running())), new_state()
+    assert len(first.history) == 1
+    assert (len(second.history), second.keys.get("k"), len(SessionState().history)) == (0, None, 0)
+
+
+def test_every_event_counts() -> None:
+    events = log(asking("a"), started(1), ended(1))
+    assert fold(events).seq == len(events)
+
+
+def test_what_ended_stays_ended() -> None:
+    state = folded(asking("a", "b"), started(1), ended(1))
+    late: list[Event] = [
+        *allowed(1),
+        CallStarted(1),
+        CallSuspended(1, 1, "approval"),
+        CallDecided(1, 1, "approve", remember="tool"),
+        CallEnded(1, "error", (Text("again"),)),
+    ]
+    for event in late:
+        after = evolve(state, event)
+        assert (after.run, after.remembered, after.history) == (state.run, (), state.history)
+
+
+def test_the_end_of_another_run_is_not_this_one_s() -> None:
+    assert evolve(folded(running()), RunEnded(7, "completed")).run is not None
+
+
+def test_a_stop_of_another_run_is_not_this_one_s() -> None:
+    state = evolve(folded(running()), stopping(run=7))
+    assert state.run is not None
+    assert state.run.stop is None
+
+
+def test_a_run_leaves_a_summary() -> None:
+    spent: dict[str, Any] = {"usage": Usage(5, 7), "cost_usd": 0.25}
+    state = folded(running(), turn(), answered("hi", **spent), RunEnded(1, "completed", "", "hi"))
+    assert list(state.ended) == [
+        RunSummary(1, "completed", output="hi", usage=Usage(5, 7), cost_usd=0.25, turns=1)
+    ]
+    assert (state.usage, state.cost_usd) == (Usage(5, 7), 0.25)
+
+
+def test_what_a_run_spends_adds_up_over_its_turns() -> None:
+    spent: dict[str, Any] = {"usage": Usage(5, 7), "cost_usd": 0.25, "seconds": 1.0}
+    first = (turn(), called("a", **spent), *started(1), CallEnded(1, "ok", seconds=3.0))
+    run = folded(running(), first, turn(2), answered(**spent)).run
+    assert run is not None
+    assert (run.usage, run.cost_usd, run.seconds, run.called, run.turn) == (Usage(10, 14), 0.5, 5.0, 1, 2)
+
+
+def test_a_failed_attempt_takes_its_time() -> None:
+    run = folded(running(), turn(), ModelFailed("cut", "gone", seconds=4.0)).run
+    assert run is not None
+    assert (run.seconds, run.reserved) == (4.0, Reservation())
+
+
+def test_an_attempt_that_died_counts_as_spent_once() -> None:
+    dying = (*running(), ModelCalled(1, reserved=Reservation(50, 0.5)))
+    state = folded(dying, RunResumed(2), RunResumed(3))
+    assert (state.usage, state.cost_usd) == (Usage(output=50, estimated=True), 0.5)
+    assert state.run is not None
+    assert (state.run.usage, state.run.cost_usd) == (state.usage, 0.5)
+    assert state.epoch == 3
+
+
+def test_a_reservation_that_was_settled_costs_what_was_used() -> None:
+    settled = (*running(), ModelCalled(1, reserved=Reservation(50, 0.5)), answered(usage=Usage(1, 2)))
+    assert folded(settled, RunResumed(2)).usage == Usage(1, 2)
+
+
+def test_the_context_is_what_the_provider_counted_plus_an_estimate() -> None:
+    state = folded(running(), turn(), called("a", usage=Usage(100, 20)), started(1), ended(1))
+    assert state.context_tokens == 120 + 1
+    assert folded(running()).context_tokens == len("input 1") // 4 + 1
+
+
+def test_inputs_are_taken_once_by_the_run_that_read_them() -> None:
+    state = folded(sent(1), sent(2, "join"), RunStarted(1, (1,)), turn(inputs=(2,)), turn(2, inputs=(2,)))
+    assert (state.taken.get(1), state.taken.get(2), state.taken.get(3)) == (1, 1, None)
+    assert len(state.history) == 2
+    assert state.queue == ()
+
+
+def test_an_intent_without_outcome_is_in_flight() -> None:
+    assert not in_flight(folded(running()))
+    assert in_flight(folded(running(), turn()))
+    assert not in_flight(folded(running(), turn(), RunResumed(2)))
+    assert in_flight(folded(asking("a", "b"), started(1), suspended(2)))
+    assert not in_flight(folded(asking("a"), started(1), ended(1)))
+
+
+@pytest.mark.parametrize(
+    ("remember", "expected"),
+    [
+        ("", ()),
+        ("tool", (Remembered("pay"),)),
+        ("exact", (Remembered("pay", "d1"),)),
+        ("pay_*", (Remembered("pay_*"),)),
+    ],
+)
+def test_an_approval_may_be_remembered(remember: str, expected: tuple[Remembered, ...]) -> None:
+    state = folded(asking("pay"), suspended(1), decided(1, "approve", remember=remember))
+    assert state.remembered == expected
+
+
+def test_a_denial_is_not_remembered() -> None:
+    assert folded(asking("pay"), suspended(1), decided(1, "deny", remember="tool")).remembered == ()
