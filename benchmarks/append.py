@@ -1,6 +1,6 @@
 """`Store.append`: calls a second and CPU for each, alone and with 100 appenders at once.
 
-Run it with `python benchmarks/append.py`; CPU counts all threads of the process.
+Run: .venv/bin/python -m benchmarks.append; CPU counts all threads of the process.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.turns import LoopModel, agent_for
+
 from perdure import Runtime
 
 IMPORT = """

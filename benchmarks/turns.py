@@ -78,9 +78,8 @@ async def by_hand(turns: int) -> float:
         async for item in model.stream(ModelRequest("loop", "", history)):
             if isinstance(item, ModelResponse):
                 history.append(item)
-                for part in item.parts:
-                    if isinstance(part, ToolCall):
-                        history.append(await work(**json.loads(part.arguments)))
+                calls = [part for part in item.parts if isinstance(part, ToolCall)]
+                history += [await work(**json.loads(part.arguments)) for part in calls]
     return (time.process_time() - started) / turns
 
 

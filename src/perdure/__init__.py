@@ -1,4 +1,4 @@
-"""Perdure: a durable agent runtime. A session is a log of facts; kill the process at any instant and go on from there."""
+"""Perdure: a durable agent runtime. A session is a log of facts; kill the process and go on from exactly there."""
 
 from perdure.core.deltas import DeltasDropped, TextDelta, ThinkingDelta, ToolEmitted, ToolProgressed
 from perdure.core.errors import (

@@ -100,8 +100,8 @@ class Claim(msgspec.Struct, frozen=True):
 class Store(Protocol):
     """Where logs live.
 
-    Promises: what `append` returned from is durable; seq is 1, 2, 3 … without gap; a stale epoch appends nothing; a session
-    whose summary says runnable or whose wake_at has come is found by `runnable` until somebody living owns it.
+    Promises: what `append` returned from is durable; seq is 1, 2, 3 … without gap; a stale epoch appends nothing; a
+    session whose summary says runnable or whose wake_at has come is found by `runnable` until somebody living owns it.
     Raises: Conflict (another head, or an id taken), StaleEpoch, NotFound, StoreError.
     """
 
@@ -118,9 +118,9 @@ class Store(Protocol):
     async def read(self, session: str, *, after: int = 0, limit: int | None = None) -> list[Record]: ...
 
     def watch(self, session: str | None, notify: Callable[[int], None]) -> Callable[[], None]:
-        """Calls `notify(head)` in this loop soon after anybody appended; without a session, `notify(0)` for all of them.
+        """Calls `notify(head)` in this loop soon after anybody appended; returns what ends it.
 
-        Returns what ends it.
+        Without a session: `notify(0)` for all of them.
         """
         ...
 

@@ -17,7 +17,7 @@ from perdure.runtime.context import ToolContext
 from perdure.runtime.media import Artifact, Artifacts
 from perdure.runtime.threads import DaemonThreads
 from perdure.stores.memory import MemoryStore
-from perdure.testing.store_samples import *  # noqa: F403
+from perdure.testing.store_samples import first
 
 
 class Watched:
@@ -112,15 +112,9 @@ async def test_what_cannot_be_shown_is_the_tools_error() -> None:
 
 async def test_a_closed_context_is_silent(threads: DaemonThreads) -> None:
     watched = Watched()
-    await threads.submit(lambda: watched.ctx.progress("late"))  # on its way when the call ends
-    watched.seen.clear()
-
-    def late() -> None:
-        watched.ctx.progress("later")
-
     watched.ctx.close()
     watched.ctx.progress("from the loop")
-    await threads.submit(late)
+    await threads.submit(lambda: watched.ctx.progress("from a thread"))
     await asyncio.sleep(0)
     assert watched.seen == []
 
@@ -214,7 +208,9 @@ async def test_waiting_in_the_loop_itself_is_refused() -> None:
 
 
 async def test_artifacts_are_written_when_the_runtime_says_so(threads: DaemonThreads) -> None:
-    store, uid = await stored_session()
+    store, uid = MemoryStore(), "s1"
+    await store.open()
+    await store.append(first(uid, 1))
     artifacts = Artifacts(store, uid)
     kept = await threads.submit(lambda: artifacts.put(b"abc"))
     assert kept.digest in artifacts

@@ -216,7 +216,7 @@ MISFITS = [
 def test_a_misfit_is_told_with_its_place_and_never_coerced(annotation: Any, plain: Any, told: str) -> None:
     codec = codec_of(annotation)
     for value in (plain, json.dumps(plain).encode()):
-        with pytest.raises(ValueError, match=".") as caught:
+        with pytest.raises(ValueError, match=r".") as caught:
             codec.decode(value)
         assert told in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -256,7 +256,7 @@ class Unresolvable:
     ],
 )
 def test_a_type_without_a_truthful_schema_is_refused(annotation: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=".") as caught:
+    with pytest.raises(UsageError, match=r".") as caught:
         codec_of(annotation)
     assert told in str(caught.value)
 
@@ -279,7 +279,7 @@ class TouchyModel(BaseModel):
 
 @pytest.mark.parametrize("annotation", [Touchy, TouchyModel])
 def test_an_exception_in_a_users_validator_is_a_misfit(annotation: Any) -> None:
-    with pytest.raises(ValueError, match="KeyError|ZeroDivisionError"):
+    with pytest.raises(ValueError, match=r"KeyError|ZeroDivisionError"):
         codec_of(annotation).decode({"n": 1})
 
 
@@ -288,7 +288,7 @@ def test_an_exception_in_a_users_validator_is_a_misfit(annotation: Any) -> None:
 )
 @pytest.mark.parametrize("annotation", [Any, Address, Circle | Ring])
 def test_hostile_text_is_a_value_error(annotation: Any, text: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         codec_of(annotation).decode(text)
 
 
@@ -401,7 +401,7 @@ class Label(str):
     ("value", "text"),
     [
         ({"b": 1, "a": (1, 2)}, '{"b":1,"a":[1,2]}'),
-        ({1, 1}, "[1]"),
+        ({1}, "[1]"),
         (Colour.RED, '"red"'),
         (datetime(2026, 1, 31), '"2026-01-31T00:00:00"'),
         (Address(street="s"), '{"street":"s","since":null}'),

@@ -32,14 +32,14 @@ async def said_by_opening(path: Path | str, **options: float) -> StoreError:
 
 async def test_the_constructor_touches_nothing(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "missing" / "store.db")
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == []
 
 
 async def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
     error = await said_by_opening(tmp_path / "missing" / "store.db")
     assert "does not exist" in str(error)
     assert error.retry_after is None
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == []
 
 
 async def test_a_folder_is_no_file(tmp_path: Path) -> None:
@@ -60,9 +60,7 @@ async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path) -> None
     assert path.read_bytes() == text
 
 
-@pytest.mark.parametrize(
-    "script", ["CREATE TABLE mine (x)", "PRAGMA user_version = 1", "PRAGMA application_id = 77"]
-)
+@pytest.mark.parametrize("script", ["CREATE TABLE mine (x)", "PRAGMA user_version = 1", "PRAGMA application_id = 77"])
 async def test_another_programs_database_stays_as_it_is(tmp_path: Path, script: str) -> None:
     path = tmp_path / "other.db"
     connection = apsw.Connection(str(path))
@@ -168,17 +166,15 @@ async def test_the_file_is_whole_after_closing(tmp_path: Path) -> None:
     await store.append(first("s", 1))
     await store.join("a")
     await store.close()
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["store.db"]
-    assert list((tmp_path / "store.db-owners").iterdir()) == []
+    assert sorted(os.listdir(tmp_path)) == ["store.db", "store.db-owners"]
+    assert os.listdir(tmp_path / "store.db-owners") == []
 
 
 def _after_fork(calls: Callable[[], list[Callable[[], object]]]) -> list[str]:
     """What each call says in a forked child."""
     receiver, sender = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # that forking with threads is unwise is the point
+        warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads is unwise is the point
         child = os.fork()
     if child == 0:
         try:

@@ -1,7 +1,7 @@
 """The one codec: canonical JSON bytes out, plain data in. Nothing that is read can name code.
 
-Every store sees the same bytes, so hostile values meet the same answer everywhere: lone surrogates become U+FFFD, NaN and
-infinities become null, repeated keys keep the last; what cannot be written at all is a UsageError.
+Every store sees the same bytes, so hostile values meet the same answer everywhere: lone surrogates become U+FFFD, NaN
+and infinities become null, repeated keys keep the last; what cannot be written at all is a UsageError.
 """
 
 from __future__ import annotations

@@ -111,8 +111,10 @@ class ModelCalled(Plain, frozen=True, tag=True):
 
 
 class ModelResponded(Plain, frozen=True, tag=True):
-    """`model` is set where a fallback answered. `seconds`: active time since the fact before it. `output` and `invalid` say how the
-    answer fits the run's output type."""
+    """`model` is set where a fallback answered. `seconds`: active time since the fact before it.
+
+    `output` and `invalid` say how the answer fits the run's output type.
+    """
 
     message: AssistantMessage
     model: str = ""

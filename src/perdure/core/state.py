@@ -1,7 +1,7 @@
 """SessionState and evolve: what a log means.
 
-Rule 1: `evolve` is total, never raises and looks at nothing but its arguments. Rule 2: a state, once made, never changes.
-Rule 3: what the model reads is built here, so every call in `history` has its result right behind it.
+Rule 1: `evolve` is total, never raises and looks at nothing but its arguments. Rule 2: a state, once made, never
+changes. Rule 3: what the model reads is built here, so every call in `history` has its result right behind it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Desk:
 
     def publish(self, delta: Delta) -> None:
         if self.log.feed.watched:
-            self.log.feed.publish((delta,))
+            self.log.feed.show(self.log.state.seq, delta)
 
     def data(self, tool: str) -> Any:
         """The session's data in the type that a tool asks for; a ValueError says what no longer fits."""

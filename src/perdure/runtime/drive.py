@@ -1,7 +1,7 @@
 """drive: the only loop. Ask the rules, perform, append; run, stream, resume and fork are all this path.
 
-Rule 1: an intent is committed before its work starts. Rule 2: after a conflict the facts of a batch are kept, its intents dropped
-and the rules asked again. Rule 3: a stale epoch appends nothing more and stops its tools.
+Rule 1: an intent is committed before its work starts. Rule 2: after a conflict the facts of a batch are kept, its
+intents dropped and the rules asked again. Rule 3: a stale epoch appends nothing more and stops its tools.
 """
 
 from __future__ import annotations
@@ -128,12 +128,18 @@ class Driver:
         starts: list[Flight] = []
         if not self._leaving:
             self._add_due(change)
-            taken: set[int] = set()
-            while any([self._take(action, change, starts, taken) for action in next_actions(change.after)]):
-                pass
+            self._ask_rules(change, starts)
         return change, starts
 
-    def _take(self, action: Action, change: Change, starts: list[Flight], taken: set[int]) -> bool:
+    def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
+        checking: set[int] = set()
+        grew = True
+        while grew:
+            grew = False
+            for action in next_actions(change.after):
+                grew |= self._take(action, change, starts, checking)
+
+    def _take(self, action: Action, change: Change, starts: list[Flight], checking: set[int]) -> bool:
         """Does what can be done at once and prepares the rest; True if the change grew."""
         match action:
             case AppendEvents(events=events):
@@ -143,11 +149,11 @@ class Driver:
             case RunTool():
                 change.add((self._intend_tool(action, starts),))
             case CheckCall():
-                if action.call in self._flights or action.call in taken:
+                if action.call in self._flights or action.call in checking:
                     return False
                 checked = None if self._layered else check_now(self._desk, action)
                 if checked is None:
-                    taken.add(action.call)
+                    checking.add(action.call)
                     starts.append(Flight(action))
                     return False
                 change.add((checked,))
@@ -259,16 +265,16 @@ class Driver:
             self._lap_from = self._world.clock.monotonic()
         slot = slot_of(flight.action)
         self._flights[slot] = flight
-        timeout: float | None = None
         if isinstance(flight.action, RunTool):
-            timeout = self._binding.tools[flight.action.name].timeout
-        if timeout is not None:
-            flight.timer = self._world.clock.call_later(timeout, partial(self._break_off, slot, "timeout"))
-        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, timeout))
+            seconds = self._binding.tools[flight.action.name].timeout
+            if seconds is not None:
+                flight.deadline = self._world.clock.now() + seconds
+                flight.timer = self._world.clock.call_later(seconds, partial(self._break_off, slot, "timeout"))
+        flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
 
-    async def _fly(self, flight: Flight, timeout: float | None) -> None:
+    async def _fly(self, flight: Flight) -> None:
         try:
-            event = await perform(self._desk, flight, timeout)
+            event = await perform(self._desk, flight)
         except asyncio.CancelledError:
             if self._grounded:
                 raise

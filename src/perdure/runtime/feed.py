@@ -1,7 +1,7 @@
 """Live fan-out of records and deltas.
 
-Rule 1: a consumer holds at most `limit` items; a slow or vanished one never slows a run. Rule 2: a record is never lost:
-a consumer that overflowed is told up to where it has to read the log again.
+Rule 1: a consumer holds at most `limit` items; a slow or vanished one never slows a run. Rule 2: a record is never
+lost: a consumer that overflowed is told up to where it has to read the log again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,24 @@ class Lagged(msgspec.Struct, frozen=True):
     deltas: int
 
 
+class Shown(msgspec.Struct, frozen=True, gc=False):
+    """A delta, and the head of the log when it was published: behind a later record it is stale."""
+
+    head: int
+    delta: Delta
+
+
 class Consumer:
     """One reader's bounded queue."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._items: deque[Record | Delta] = deque()
+        self._items: deque[Record | Shown] = deque()
         self._lagged: Lagged | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
 
-    def push(self, item: Record | Delta) -> None:
+    def push(self, item: Record | Shown) -> None:
         if len(self._items) >= self._limit:
             self._overflow()
         self._items.append(item)
@@ -46,7 +53,7 @@ class Consumer:
         self._closed = True
         self._wake()
 
-    async def get(self) -> Record | Delta | Lagged | None:
+    async def get(self) -> Record | Shown | Lagged | None:
         """The next item in order; None once closed and empty."""
         while True:
             if self._lagged is not None:
@@ -86,10 +93,16 @@ class Feed:
         self._consumers.add(consumer)
         return consumer
 
-    def publish(self, items: Sequence[Record | Delta]) -> None:
+    def publish(self, records: Sequence[Record]) -> None:
         for consumer in self._consumers:
-            for item in items:
-                consumer.push(item)
+            for record in records:
+                consumer.push(record)
+
+    def show(self, head: int, delta: Delta) -> None:
+        """Call it only if `watched`: what nobody reads is not even wrapped."""
+        shown = Shown(head, delta)
+        for consumer in self._consumers:
+            consumer.push(shown)
 
     def close(self) -> None:
         for consumer in self._consumers:

@@ -17,7 +17,7 @@ Cause = Literal["stop", "timeout"]
 class Flight:
     """`cause` says why it was told to end; `landed` that its one event is on its way to the log."""
 
-    __slots__ = ("action", "cause", "effect", "key", "landed", "max_tokens", "task", "timer")
+    __slots__ = ("action", "cause", "deadline", "effect", "key", "landed", "max_tokens", "task", "timer")
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Flight:
         self.effect: Effect = effect
         self.cause: Cause | None = None
         self.landed = False
+        self.deadline: float | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from perdure.core.deltas import Delta, DeltasDropped
 from perdure.ports import Record, Store
-from perdure.runtime.feed import Lagged
+from perdure.runtime.feed import Lagged, Shown
 from perdure.runtime.log import SessionLog
 
 PAGE = 500
@@ -36,8 +36,9 @@ async def follow(log: SessionLog, store: Store, after: int) -> AsyncIterator[Rec
                         yield record
                     if deltas:
                         yield DeltasDropped(deltas)
-                case _:
-                    yield item
+                case Shown(head=head, delta=delta):
+                    if head >= seq:
+                        yield delta
     finally:
         log.detach()
 

@@ -37,6 +37,7 @@ class Host:
         self._logs: WeakValueDictionary[str, SessionLog] = WeakValueDictionary()
         self._warm: OrderedDict[str, SessionLog] = OrderedDict()
         self._drivers: dict[str, Driver] = {}
+        self._stopping = False
 
     async def start(self) -> None:
         if self._engine is not None:
@@ -45,6 +46,7 @@ class Host:
 
     async def stop(self, grace: float) -> None:
         """Takes no new turn, lets calls in flight finish for a while and leaves the rest to the next process."""
+        self._stopping = True
         for driver in self._drivers.values():
             driver.leave()
         if self._engine is not None:
@@ -176,13 +178,13 @@ class Host:
         binding = self._bindings.get(log.state.agent)
         if binding is None:
             return
-        claim = await self.world.store.claim(uid, self._owner)
-        if claim is None:
-            return
-        if claim.head != log.state.seq:
-            await log.refresh()
-        driver = self._drivers[uid] = Driver(log, binding, self.world, claim)
         try:
+            claim = await self.world.store.claim(uid, self._owner)
+            if claim is None or self._stopping:
+                return
+            if claim.head != log.state.seq:
+                await log.refresh()
+            driver = self._drivers[uid] = Driver(log, binding, self.world, claim)
             await driver.run()
         except StaleEpoch:
             await log.refresh()
@@ -191,7 +193,7 @@ class Host:
             log.fail(error)
             raise
         finally:
-            del self._drivers[uid]
+            self._drivers.pop(uid, None)
 
     async def fork(self, log: SessionLog, at: int | None, id: str | None) -> SessionLog:
         await log.refresh()

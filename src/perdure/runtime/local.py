@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from perdure.core.errors import StoreError
 from perdure.ports import Clock, Timer
 
-SWEEP_EVERY = 2.0
+SWEEP_EVERY = 0.5
 
 _logger = logging.getLogger("perdure")
 

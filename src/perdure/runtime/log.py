@@ -1,7 +1,7 @@
 """A session's log as this process sees it: the folded state, and the only path by which facts reach the store.
 
-Rule 1: `state` is always the fold of what is durably committed. Rule 2: a change is made for one state; if the log has moved on
-meanwhile, the append is a Conflict and nothing of it is written.
+Rule 1: `state` is always the fold of what is durably committed. Rule 2: a change is made for one state; if the log has
+moved on meanwhile, the append is a Conflict and nothing of it is written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from perdure.core.codec import encode_event
-from perdure.core.errors import Conflict, NotFound
+from perdure.core.errors import Conflict, NotFound, Refused
 from perdure.core.events import Event, ModelFailed, ModelResponded
 from perdure.core.state import SessionState, evolve, new_state
 from perdure.core.views import summarise
@@ -129,6 +129,7 @@ class SessionLog:
             self._unwatch = None
         if self._refreshing is not None:
             self._refreshing.cancel()
+        self.fail(Refused("The Runtime was closed while this was awaited; open it again and ask for the same key."))
 
     def _notified(self, head: int) -> None:
         if head <= self.state.seq:

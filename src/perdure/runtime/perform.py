@@ -13,7 +13,7 @@ from perdure.runtime.perform_call import check_call, run_tool
 from perdure.runtime.perform_model import call_model
 
 
-async def perform(desk: Desk, flight: Flight, timeout: float | None) -> Event:
+async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     layers = (*desk.world.middleware, *desk.binding.agent.middleware)
 
@@ -22,8 +22,7 @@ async def perform(desk: Desk, flight: Flight, timeout: float | None) -> Event:
             case CallModel():
                 return await call_model(desk, action, flight.max_tokens)
             case RunTool():
-                deadline = None if timeout is None else desk.world.clock.now() + timeout
-                return await run_tool(desk, action, flight.key, deadline)
+                return await run_tool(desk, action, flight.key, flight.deadline)
             case CheckCall():
                 return await check_call(desk, action)
             case _:

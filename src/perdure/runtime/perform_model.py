@@ -112,14 +112,15 @@ async def _ask(
 
 
 async def _stream(desk: Desk, model: Model, request: ModelRequest) -> ModelResponse:
-    feed = desk.log.feed
+    log = desk.log
+    feed = log.feed
     stream = model.stream(request)
     try:
         async for item in stream:
             if isinstance(item, ModelResponse):
                 return item
             if feed.watched:
-                feed.publish((item,))
+                feed.show(log.state.seq, item)
     finally:
         if isinstance(stream, AsyncGenerator):
             await stream.aclose()

@@ -43,17 +43,17 @@ class Run(Generic[OutputT]):
 
     async def stream(self) -> AsyncIterator[Record | Delta]:
         """Records and deltas of this run, in order; ends with it."""
+        is_open = False
         async for item in follow(self._log, self._host.world.store, self._after):
             if not isinstance(item, Record):
-                if self._is_open(self._log.state):
+                if is_open:
                     yield item
                 continue
-            mine = isinstance(item.event, InputAccepted) and item.event.input == self._input
-            number = self.run
-            if mine or (number is not None and item.run == number):
+            is_open = item.run != 0 and item.run == self.run
+            if is_open or (isinstance(item.event, InputAccepted) and item.event.input == self._input):
                 yield item
-                if isinstance(item.event, RunEnded):
-                    return
+            if is_open and isinstance(item.event, RunEnded):
+                return
 
     async def text(self) -> AsyncIterator[str]:
         """The answer's text as it comes, whole turns where this process did not see the pieces."""
@@ -69,9 +69,6 @@ class Run(Generic[OutputT]):
                     yield message.text
                 case _:
                     pass
-
-    def _is_open(self, state: SessionState) -> bool:
-        return state.run is not None and state.run.run == state.taken.get(self._input)
 
     async def _settled(self) -> RunResult[OutputT]:
         log = self._log

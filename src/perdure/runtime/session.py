@@ -27,7 +27,8 @@ from perdure.runtime.world import schema_key
 
 OutputT = TypeVar("OutputT")
 
-OnPending = Callable[[Pending], DecisionKind | Decision | None | Awaitable[DecisionKind | Decision | None]]
+Answer = DecisionKind | Decision | None
+OnPending = Callable[[Pending], Answer | Awaitable[Answer]]
 
 
 class Session(Generic[OutputT]):

@@ -30,7 +30,6 @@ class DaemonThreads:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._lock = Lock()
         self._idle = 0
-        self._started = 0
 
     def submit(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Runs it in a copy of the caller's context, for the running loop; cancelling drops the result."""
@@ -38,29 +37,23 @@ class DaemonThreads:
         future: asyncio.Future[T] = loop.create_future()
         job: _Job = (partial(copy_context().run, function), future, loop)
         with self._lock:
-            if reuse := self._idle > 0:
-                self._idle -= 1
-            else:
-                self._started += 1
-        if reuse:
-            self._jobs.put(job)
-        else:
-            Thread(target=self._work, args=(job,), name=f"{self._name}-{self._started}", daemon=True).start()
+            reuse = self._idle > 0
+            self._idle -= reuse
+        self._jobs.put(job)
+        if not reuse:
+            Thread(target=self._work, name=self._name, daemon=True).start()
         return future
 
-    def _work(self, job: _Job) -> None:
-        following: _Job | None = job
-        # An idle thread must not keep the values of its last job alive.
-        del job
-        while following is not None:
-            call, future, loop = following
+    def _work(self) -> None:
+        while job := self._next_job():
+            call, future, loop = job
             outcome = _perform(call)
             # Idle before the result is out: who submits again on receiving it finds this thread.
             with self._lock:
                 self._idle += 1
             _deliver(loop, future, outcome)
-            del call, future, loop, outcome, following
-            following = self._next_job()
+            # An idle thread must not keep the values of its last job alive.
+            del job, call, future, loop, outcome
 
     def _next_job(self) -> _Job | None:
         while True:

@@ -16,7 +16,7 @@ from perdure.runtime.threads import DaemonThreads
 
 @dataclass
 class World:
-    """`models` and `outputs` hold what callers passed for single runs: bindings live in memory, their names in the log."""
+    """`models` and `outputs` hold what callers passed for single runs: the log has only their names."""
 
     store: Store
     clock: Clock

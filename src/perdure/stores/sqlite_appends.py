@@ -80,12 +80,9 @@ class Appends:
 
     def holds(self, batch: Batch) -> bool:
         """Whether an append is there although its commit was said to have failed."""
-        no = self._cursor.execute(
-            "SELECT no FROM sessions WHERE uid = ? AND deleted = 0", (batch.session,)
-        ).get
+        no = self._cursor.execute("SELECT no FROM sessions WHERE uid = ? AND deleted = 0", (batch.session,)).get
         found = self._cursor.execute(
-            "SELECT no, seq, at, run, digest, payload FROM records"
-            " WHERE no = ? AND seq > ? ORDER BY seq LIMIT ?",
+            "SELECT no, seq, at, run, digest, payload FROM records WHERE no = ? AND seq > ? ORDER BY seq LIMIT ?",
             (no, batch.expect, len(batch.entries)),
         ).fetchall()
         return found == _rows(batch, no, [terms.micros(entry.at) for entry in batch.entries])

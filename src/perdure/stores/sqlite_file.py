@@ -48,6 +48,8 @@ class Connection(Protocol):
 
     def executemany(self, statements: str, sequenceofbindings: Sequence[Sequence[object]]) -> Cursor: ...
 
+    def readonly(self, name: str) -> bool: ...
+
     def changes(self) -> int: ...
 
     def last_insert_rowid(self) -> int: ...
@@ -74,6 +76,8 @@ class SqliteFile:
         try:
             connection = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
             try:
+                if connection.readonly("main"):
+                    raise self._unwritable()
                 self._migrate_patiently(connection)
             finally:
                 connection.close()
@@ -149,6 +153,9 @@ class SqliteFile:
             )
         return version
 
+    def _unwritable(self) -> StoreError:
+        return StoreError(f"{self.path!r} cannot be written; allow this user to write it and its folder.")
+
     def error(self, error: apsw.Error) -> StoreError:
         """The one sentence for what SQLite said; `retry_after` is set where waiting may help."""
         at = repr(self.path)
@@ -158,19 +165,15 @@ class SqliteFile:
             case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
                 return StoreError(f"The disk under {at} is full; free space and try again.", retry_after=5.0)
             case apsw.BusyError() | apsw.LockedError():
-                return StoreError(
-                    f"{at} is locked by another program; close it there, or wait.", retry_after=1.0
-                )
+                return StoreError(f"{at} is locked by another program; close it there, or wait.", retry_after=1.0)
             case apsw.NotADBError():
                 return StoreError(f"{at} is not a SQLite database; give the path of a new file.")
             case apsw.CorruptError():
                 return StoreError(f"{at} is damaged ({error}); restore it from a backup.")
             case apsw.CantOpenError() | apsw.PermissionsError():
-                return StoreError(
-                    f"{at} cannot be opened; check that it and its folder can be read and written."
-                )
+                return StoreError(f"{at} cannot be opened; check that it and its folder can be read and written.")
             case apsw.ReadOnlyError():
-                return StoreError(f"{at} cannot be written; allow this user to write it and its folder.")
+                return self._unwritable()
             case apsw.TooBigError():
                 return StoreError(f"A value is too large for {at}; keep single values under 1 GB.")
             case _:
@@ -186,7 +189,5 @@ def roll_back(connection: Connection) -> None:
 def _scripts() -> list[str]:
     """The migrations; the n-th brings a file from schema n - 1 to n."""
     folder = files("perdure.stores") / "schema"
-    paths = sorted(
-        (path for path in folder.iterdir() if path.name.endswith(".sql")), key=lambda path: path.name
-    )
+    paths = sorted((path for path in folder.iterdir() if path.name.endswith(".sql")), key=lambda path: path.name)
     return [path.read_text(encoding="utf-8") for path in paths]

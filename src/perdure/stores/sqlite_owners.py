@@ -40,9 +40,7 @@ class Owners:
             self._sweep()
             lock = self._locked(self._path(owner))
         except OSError as error:
-            raise StoreError(
-                f"{str(self._folder)!r} cannot be written ({error}); allow this user to."
-            ) from error
+            raise StoreError(f"{str(self._folder)!r} cannot be written ({error}); allow this user to.") from error
         if lock is None:
             raise StoreError(f"{owner!r} has joined from elsewhere; give every process a name of its own.")
         _write_beat(lock, owner)

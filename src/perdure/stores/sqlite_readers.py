@@ -69,9 +69,7 @@ class Readers:
                     connection.close(force=True)
                     connection = None
             except Exception as error:  # noqa: BLE001 - a reader that dies would leave its callers waiting
-                answer = StoreError(
-                    f"A read failed inside the store ({type(error).__name__}: {error}); report it."
-                )
+                answer = StoreError(f"A read failed inside the store ({type(error).__name__}: {error}); report it.")
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
                 loop.call_soon_threadsafe(_deliver, future, answer)
         if connection is not None:

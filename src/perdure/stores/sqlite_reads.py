@@ -74,14 +74,11 @@ def read(connection: Connection, session: str, after: int, limit: int | None) ->
     return [record for part in reversed(parts) for record in part]
 
 
-def _records(
-    connection: Connection, session: str, place: tuple[int, str], after: int, end: int
-) -> Iterator[Record]:
+def _records(connection: Connection, session: str, place: tuple[int, str], after: int, end: int) -> Iterator[Record]:
     no, uid = place
     key = uid.encode()
     rows = connection.execute(
-        "SELECT seq, at, run, digest, payload FROM records"
-        " WHERE no = ? AND seq > ? AND seq <= ? ORDER BY seq",
+        "SELECT seq, at, run, digest, payload FROM records WHERE no = ? AND seq > ? AND seq <= ? ORDER BY seq",
         (no, after, end),
     ).fetchall()
     expected = after
@@ -97,9 +94,7 @@ def _records(
     raise StoreError(f"Record {expected} of session {uid!r} is damaged; restore the store from a backup.")
 
 
-def runnable(
-    connection: Connection, owners: Owners, agents: Sequence[str], now: int, limit: int
-) -> Sequence[str]:
+def runnable(connection: Connection, owners: Owners, agents: Sequence[str], now: int, limit: int) -> Sequence[str]:
     living = owners.living()
     rows = connection.execute(
         "SELECT uid FROM sessions WHERE wake IS NOT NULL AND wake <= ?"

@@ -162,9 +162,7 @@ class Writer:
                 for (_, _, work), result in zip(group, results, strict=True)
             ]
         except apsw.Error as lost:
-            said = (
-                f"A commit failed ({error}) and cannot be read back ({lost}); open the store again and look."
-            )
+            said = f"A commit failed ({error}) and cannot be read back ({lost}); open the store again and look."
             return [StoreError(said) for _ in group]
 
     def _said(self, error: Exception) -> PerdureError:

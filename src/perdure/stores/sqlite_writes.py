@@ -52,9 +52,7 @@ def delete(connection: Connection, owners: Owners, session: str) -> None:
         [(key, value, no) for key, value in terms.decode_metadata(metadata).items()],
     )
     connection.execute("DELETE FROM drafts WHERE no = ?", (no,))
-    connection.execute(
-        "UPDATE sessions SET deleted = 1, owner = NULL, wake = NULL, pending = NULL WHERE no = ?", (no,)
-    )
+    connection.execute("UPDATE sessions SET deleted = 1, owner = NULL, wake = NULL, pending = NULL WHERE no = ?", (no,))
     _purge(connection, no)
 
 
@@ -62,9 +60,7 @@ def _purge(connection: Connection, no: int) -> None:
     """Forgets what no fork reads any more, and so on down the bases that were only kept for this one."""
     while True:
         needed = connection.execute("SELECT max(base_seq) FROM sessions WHERE base = ?", (no,)).get
-        connection.execute(
-            "DELETE FROM records WHERE no = ? AND seq > ?", (no, -1 if needed is None else needed)
-        )
+        connection.execute("DELETE FROM records WHERE no = ? AND seq > ?", (no, -1 if needed is None else needed))
         if needed is not None:
             return
         connection.execute("DELETE FROM artifacts WHERE no = ?", (no,))
@@ -76,9 +72,7 @@ def _purge(connection: Connection, no: int) -> None:
 
 def save_artifact(connection: Connection, session: str, digest: str, data: bytes) -> None:
     (no,) = _row(connection, session, "no")
-    connection.execute(
-        "INSERT OR IGNORE INTO artifacts (no, digest, data) VALUES (?, ?, ?)", (no, digest, data)
-    )
+    connection.execute("INSERT OR IGNORE INTO artifacts (no, digest, data) VALUES (?, ?, ?)", (no, digest, data))
 
 
 def append_draft(connection: Connection, session: str, chunk: bytes, epoch: int) -> None:
@@ -89,9 +83,7 @@ def append_draft(connection: Connection, session: str, chunk: bytes, epoch: int)
 
 
 def _row(connection: Connection, session: str, columns: str) -> tuple[Any, ...]:
-    rows = connection.execute(
-        f"SELECT {columns} FROM sessions WHERE uid = ? AND deleted = 0", (session,)
-    ).fetchall()
+    rows = connection.execute(f"SELECT {columns} FROM sessions WHERE uid = ? AND deleted = 0", (session,)).fetchall()
     if not rows:
         raise terms.unknown(session)
     return rows[0]

@@ -34,9 +34,7 @@ def checked(batch: Batch) -> None:
     if batch.epoch:
         raise stale(batch.session)
     if opening.base is None and batch.expect:
-        raise Conflict(
-            f"Session {batch.session!r} is new, so its first append expects 0, not {batch.expect}."
-        )
+        raise Conflict(f"Session {batch.session!r} is new, so its first append expects 0, not {batch.expect}.")
 
 
 def check_text(text: str) -> None:

@@ -1,0 +1,17 @@
+"""All benchmarks, one after the other: `make bench`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from benchmarks import append, footprint, turns
+
+
+async def main() -> None:
+    await turns.main(400)
+    await footprint.main()
+    await append.main()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
