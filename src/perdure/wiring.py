@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from perdure.core.errors import UsageError
@@ -230,8 +232,13 @@ class LoopThread:
 
 
 async def _enter_deps(deps: Any, stack: AsyncExitStack) -> Any:
-    """A function that opens them, an async context manager, or the thing itself."""
-    opened: object = deps() if callable(deps) else deps
+    """An async context manager, something that makes one (or the thing), or the thing itself."""
+    opened: object = deps
+    # Not `callable`: context managers made by decorators are, and so may be a client that is passed as it is.
+    if inspect.isroutine(deps) or isinstance(deps, type | partial):
+        opened = cast(Callable[[], object], deps)()
+        if inspect.isawaitable(opened):
+            opened = await opened
     if isinstance(opened, AbstractAsyncContextManager):
         return await stack.enter_async_context(cast(AbstractAsyncContextManager[Any], opened))
     return opened

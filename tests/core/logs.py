@@ -67,9 +67,7 @@ def answered(text: str = "Done.", **more: Any) -> ModelResponded:
 
 def called(*names: str, first: int = 1, **more: Any) -> ModelResponded:
     """An answer that asks for one call of each tool; ordinals count from `first`."""
-    parts = tuple(
-        ToolCall(first + at, name, f'{{"n":{first + at}}}', f"id{at}") for at, name in enumerate(names)
-    )
+    parts = tuple(ToolCall(first + at, name, f'{{"n":{first + at}}}', f"id{at}") for at, name in enumerate(names))
     return ModelResponded(AssistantMessage(parts), stop="calls", **more)
 
 
@@ -86,9 +84,7 @@ def allowed(*calls: int, sequential: bool = False) -> tuple[Event, ...]:
     return tuple(CallChecked(call, "allow", digest=f"d{call}", sequential=sequential) for call in calls)
 
 
-def suspended(
-    call: int, kind: Any = "approval", pause: int = 1, expires_at: float | None = None
-) -> tuple[Event, ...]:
+def suspended(call: int, kind: Any = "approval", pause: int = 1, expires_at: float | None = None) -> tuple[Event, ...]:
     """A call that a rule put before a person, or one of another kind that waits."""
     checks = (CallChecked(call, "ask", digest=f"d{call}"),) if kind == "approval" else ()
     return *checks, CallSuspended(call, pause, kind, expires_at=expires_at)
@@ -110,8 +106,8 @@ def stopping(cause: Any = "stop", run: int = 1, **more: Any) -> StopRequested:
     return StopRequested(run, cause, **more)
 
 
-def pinned(**more: Any) -> AgentPinned:
-    return AgentPinned("s1", AgentSpec("clerk", **more))
+def pinned(name: str = "clerk", **more: Any) -> AgentPinned:
+    return AgentPinned("s1", AgentSpec(name, **more))
 
 
 def asks_for(*items: Event | tuple[Event, ...]) -> list[str]:

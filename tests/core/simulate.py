@@ -162,9 +162,7 @@ class Simulation:
                 first = state.queue[0]
                 limits = first.overrides.limits or self._any_limits()
                 output = random.choice((None, None, {"type": "object"}))
-                self.append(
-                    RunStarted(state.runs + 1, inputs, limits, output=output, continues=first.continues)
-                )
+                self.append(RunStarted(state.runs + 1, inputs, limits, output=output, continues=first.continues))
             case CallModel():
                 self._call_model(action)
             case CheckCall(call=call):
@@ -234,9 +232,7 @@ class Simulation:
         if dice < 0.70:
             names = random.choices(list(TOOLS), k=random.choice((1, 1, 2, 3, 5)))
             numbered = enumerate(names, state.calls + 1)
-            calls = tuple(
-                ToolCall(number, name, f'{{"n":{number}}}', f"c{number}") for number, name in numbered
-            )
+            calls = tuple(ToolCall(number, name, f'{{"n":{number}}}', f"c{number}") for number, name in numbered)
             return ModelResponded(AssistantMessage((Text("I will."), *calls)), stop="calls", **spent)
         message = AssistantMessage((Text("Done."),))
         if state.run and state.run.output is not None and random.random() < 0.5:

@@ -6,9 +6,19 @@ import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from perdure.core.events import Event
+
+often = settings(
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    # A busy machine makes slow examples, not wrong ones.
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 KINDS: tuple[type[Event], ...] = get_args(Event)
 

@@ -166,9 +166,7 @@ def test_a_command_becomes(events: list[Event], command: Command, expected: list
 @pytest.mark.parametrize(
     ("events", "command", "error", "says"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
 )
-def test_a_command_is_refused(
-    events: list[Event], command: Command, error: type[PerdureError], says: str
-) -> None:
+def test_a_command_is_refused(events: list[Event], command: Command, error: type[PerdureError], says: str) -> None:
     with pytest.raises(error, match=says) as refusal:
         accept(fold(events), command)
     assert type(refusal.value) is error

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.strategies import EVENT, JSON_VALUE
+from tests.core.strategies import EVENT, JSON_VALUE, often
 
 from perdure.core import codec, upcast
 from perdure.core.codec import MAX_NESTING, decode_event, decode_json, digest_of, encode_event, encode_json
@@ -17,8 +17,6 @@ from perdure.core.errors import StoreError, UsageError
 from perdure.core.events import CallEnded, InputAccepted, Noted, RunStarted
 from perdure.core.messages import Text
 from perdure.core.specs import Limits
-
-often = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 
 def nested(depth: int, core: Any = 0) -> Any:
@@ -89,7 +87,7 @@ def test_a_lone_surrogate_in_a_typed_field_has_the_same_form() -> None:
 
 @pytest.mark.parametrize("text", ['"\\ud800"', '"a\ud800"', b'"\xed\xa0\x80"', b'"\xff"'])
 def test_text_that_is_not_unicode_is_not_read(text: str | bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - the words are the parser's
+    with pytest.raises(ValueError):
         decode_json(text)
 
 

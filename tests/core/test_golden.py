@@ -38,9 +38,7 @@ def meaning(events: list[Event]) -> Any:
         "status": summary.status,
         "runnable": summary.runnable,
         "wake_at": summary.wake_at,
-        "pending": [
-            {"id": p.id, "kind": p.kind, "tool": p.tool, "arguments": p.arguments} for p in summary.pending
-        ],
+        "pending": [{"id": p.id, "kind": p.kind, "tool": p.tool, "arguments": p.arguments} for p in summary.pending],
         "ended": [[end.run, end.reason, end.detail, end.output] for end in state.ended],
         "next": [brief(action) for action in next_actions(state)],
         "messages": [type(message).__name__ for message in state.history],
@@ -53,9 +51,7 @@ def test_a_golden_log_means_what_it_meant(path: Path) -> None:
     events = [decode_event(payload) for payload in payloads(path)]
     came_to = meaning(events)
     recorded = path.with_suffix(".json")
-    assert recorded.exists(), (
-        f"record what {path.name} means in {recorded.name}: {encode_json(came_to).decode()}"
-    )
+    assert recorded.exists(), f"record what {path.name} means in {recorded.name}: {encode_json(came_to).decode()}"
     assert came_to == decode_json(recorded.read_bytes())
 
 
@@ -95,18 +91,11 @@ def test_every_value_of_a_closed_field_has_a_golden_log() -> None:
         if isinstance(getattr(event, field), str)
     }
     wanted = {(kind, name, value) for kind in KINDS for name, value in closed_values(kind)}
-    wanted |= {
-        (ModelFailed, "kind", value) for value in (*get_args(ModelErrorKind), "limit", "stopped", "internal")
-    }
+    wanted |= {(ModelFailed, "kind", value) for value in (*get_args(ModelErrorKind), "limit", "stopped", "internal")}
     missing = sorted(f"{kind.__name__}.{field}={value!r}" for kind, field, value in wanted - shown)
     assert not missing, f"add golden logs that show {missing}"
 
 
 def closed_values(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
     hints = get_type_hints(kind)
-    return [
-        (name, value)
-        for name, hint in hints.items()
-        if get_origin(hint) is Literal
-        for value in get_args(hint)
-    ]
+    return [(name, value) for name, hint in hints.items() if get_origin(hint) is Literal for value in get_args(hint)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.strategies import often
 
 from perdure.core.shared import Buffer, Index
-
-often = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
 
 def buffer_of(*items: int) -> Buffer[int]:
@@ -46,9 +45,7 @@ def test_an_index_is_a_write_once_mapping_that_never_changes(steps: list[tuple[i
 
 
 @often
-@given(
-    st.lists(st.integers(), max_size=8), st.integers(-10, 10) | st.none(), st.integers(-10, 10) | st.none()
-)
+@given(st.lists(st.integers(), max_size=8), st.integers(-10, 10) | st.none(), st.integers(-10, 10) | st.none())
 def test_slices_are_those_of_a_list(items: list[int], start: int | None, stop: int | None) -> None:
     shorter = buffer_of(*items)
     shorter.add(99)

@@ -72,9 +72,7 @@ def check_runs(events: list[Event]) -> None:
 
 def check_calls(events: list[Event]) -> None:
     """Every call has exactly one outcome; ordinals count on and never repeat."""
-    asked = [
-        call.call for event in events if isinstance(event, ModelResponded) for call in event.message.calls
-    ]
+    asked = [call.call for event in events if isinstance(event, ModelResponded) for call in event.message.calls]
     assert asked == list(range(1, len(asked) + 1))
     assert Counter(event.call for event in events if isinstance(event, CallEnded)) == Counter(asked)
 

@@ -16,6 +16,7 @@ from tests.core.logs import (
     ended,
     folded,
     log,
+    pinned,
     running,
     sent,
     started,
@@ -24,7 +25,7 @@ from tests.core.logs import (
     turn,
 )
 from tests.core.simulate import Simulation
-from tests.core.strategies import EVENT, EVENTS, KINDS, values
+from tests.core.strategies import EVENT, EVENTS, KINDS, often, values
 
 from perdure.core.codec import decode_event, encode_event
 from perdure.core.events import (
@@ -45,8 +46,6 @@ from perdure.core.rules import next_actions
 from perdure.core.state import Remembered, RunSummary, SessionState, evolve, fold, in_flight, new_state
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import summarise
-
-often = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 
 def simulated(seed: int) -> list[Event]:
@@ -76,9 +75,7 @@ def test_evolve_takes_any_events_in_any_order(events: list[Event]) -> None:
 
 @often
 @given(st.integers(0, 10**6), EVENT, st.data())
-def test_evolve_takes_an_event_that_does_not_belong_there(
-    seed: int, stray: Event, data: st.DataObject
-) -> None:
+def test_evolve_takes_an_event_that_does_not_belong_there(seed: int, stray: Event, data: st.DataObject) -> None:
     events = simulated(seed)
     at = data.draw(st.integers(0, len(events)))
     state = fold([*events[:at], stray, *events[at:]])
@@ -103,9 +100,7 @@ def test_a_state_never_changes_when_others_go_on_from_it(
 
 @often
 @given(LOGS, EVENTS, EVENTS)
-def test_branches_from_one_state_do_not_see_each_other(
-    past: list[Event], one: list[Event], other: list[Event]
-) -> None:
+def test_branches_from_one_state_do_not_see_each_other(past: list[Event], one: list[Event], other: list[Event]) -> None:
     root = fold(past)
     left, right = fold(one, root), fold(other, root)
     assert left == fold(past + one)
@@ -115,7 +110,7 @@ def test_branches_from_one_state_do_not_see_each_other(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_is_what_is_read(kind: type[Event]) -> None:
-    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @settings(often, max_examples=30)
     @given(values(kind))
     def check(event: Event) -> None:
         data = encode_event(event)
@@ -160,12 +155,16 @@ def test_a_stop_of_another_run_is_not_this_one_s() -> None:
     assert state.run.stop is None
 
 
+def test_the_agent_is_what_was_pinned_last() -> None:
+    state = folded(pinned(), pinned(name="billing", instructions="Bill."))
+    assert state.spec is not None
+    assert (state.agent, state.spec.instructions, state.spec_digest) == ("billing", "Bill.", "s1")
+
+
 def test_a_run_leaves_a_summary() -> None:
     spent: dict[str, Any] = {"usage": Usage(5, 7), "cost_usd": 0.25}
     state = folded(running(), turn(), answered("hi", **spent), RunEnded(1, "completed", "", "hi"))
-    assert list(state.ended) == [
-        RunSummary(1, "completed", output="hi", usage=Usage(5, 7), cost_usd=0.25, turns=1)
-    ]
+    assert list(state.ended) == [RunSummary(1, "completed", output="hi", usage=Usage(5, 7), cost_usd=0.25, turns=1)]
     assert (state.usage, state.cost_usd) == (Usage(5, 7), 0.25)
 
 
@@ -194,13 +193,17 @@ def test_an_attempt_that_died_counts_as_spent_once() -> None:
 
 def test_a_reservation_that_was_settled_costs_what_was_used() -> None:
     settled = (*running(), ModelCalled(1, reserved=Reservation(50, 0.5)), answered(usage=Usage(1, 2)))
-    assert folded(settled, RunResumed(2)).usage == Usage(1, 2)
+    state = folded(settled, RunResumed(2))
+    assert state.usage == Usage(1, 2)
+    assert state.run is not None
+    assert state.run.reserved == Reservation()
 
 
 def test_the_context_is_what_the_provider_counted_plus_an_estimate() -> None:
     state = folded(running(), turn(), called("a", usage=Usage(100, 20)), started(1), ended(1))
     assert state.context_tokens == 120 + 1
-    assert folded(running()).context_tokens == len("input 1") // 4 + 1
+    assert folded(running()).context_tokens == 2
+    assert folded(running(), turn(), answered("12345678")).context_tokens == 2 + 3
 
 
 def test_inputs_are_taken_once_by_the_run_that_read_them() -> None:

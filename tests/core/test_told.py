@@ -137,13 +137,9 @@ def test_a_typed_run_has_the_value_as_its_output() -> None:
 
 
 def test_the_model_reads_inputs_answers_and_results_in_order() -> None:
-    state = folded(
-        asking("a", "b"), started(2), ended(2), sent(2, "join"), started(1), ended(1), turn(2, inputs=(2,))
-    )
+    state = folded(asking("a", "b"), started(2), ended(2), sent(2, "join"), started(1), ended(1), turn(2, inputs=(2,)))
     message = called("a", "b").message
-    results = tuple(
-        ToolResult(n, name, "ok", (Text("12"),), id) for n, name, id in ((1, "a", "id0"), (2, "b", "id1"))
-    )
+    results = tuple(ToolResult(n, name, "ok", (Text("12"),), id) for n, name, id in ((1, "a", "id0"), (2, "b", "id1")))
     expected = [
         UserMessage((Text("input 1"),)),
         message,
@@ -221,17 +217,13 @@ def test_a_decided_call_waits_no_more() -> None:
         ((*running(), RunEnded(1, "completed")), "idle", False),
     ],
 )
-def test_the_row_of_a_session_says_whether_it_has_work(
-    items: tuple[Event, ...], status: str, runnable: bool
-) -> None:
+def test_the_row_of_a_session_says_whether_it_has_work(items: tuple[Event, ...], status: str, runnable: bool) -> None:
     summary = summarise(folded(items))
     assert (summary.status, summary.runnable, summary.agent) == (status, runnable, "clerk")
 
 
 def test_the_earliest_expiry_wakes_the_session() -> None:
-    state = folded(
-        asking("a", "b", "c"), suspended(1, expires_at=9.0), suspended(2, expires_at=5.0), suspended(3)
-    )
+    state = folded(asking("a", "b", "c"), suspended(1, expires_at=9.0), suspended(2, expires_at=5.0), suspended(3))
     assert summarise(state).wake_at == 5.0
 
 

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, Optional, TypedDict
 
 import msgspec
@@ -103,6 +105,7 @@ class Parcel:
 
 
 UserId = NewType("UserId", int)
+Positive = NewType("Positive", Annotated[int, Field(gt=0)])
 
 FITTING = [
     (int, 7, 7),
@@ -205,6 +208,7 @@ MISFITS = [
     (Stamp, {"at": "2026-01-31T00:00:00", "tries": 5}, "`tries`"),
     (Delivery, {"to": {"name": "n", "home": {}}}, "`to`: `home.street`"),
     (pydantic.PositiveInt, 0, "greater than 0"),
+    (Positive, 0, "greater than 0"),
     (Path, 7, "`int`"),
     ([Circle, Ring], {"inner": 1}, "Circle: Object missing required field `radius`"),
     (list[Circle | Ring], [{"radius": 1}, {}], "`[1]`"),
@@ -338,6 +342,16 @@ def test_schemas_say_what_the_types_say() -> None:
     assert schema_of(Tree)["$defs"]["Tree"]["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
 
 
+def test_a_model_that_only_pydantic_can_read_is_left_to_it() -> None:
+    class Inner(BaseModel):
+        n: int
+
+    class Outer(BaseModel):
+        inner: "Inner"
+
+    assert codec_of(Outer).decode({"inner": {"n": 1}}) == Outer(inner=Inner(n=1))
+
+
 def make_twin() -> Any:
     class Address(msgspec.Struct):
         """Another type of the same name."""
@@ -397,6 +411,14 @@ class Label(str):
     __slots__ = ()
 
 
+class Count(int):
+    pass
+
+
+class Share(float):
+    pass
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -412,6 +434,8 @@ class Label(str):
         (Money(1), '{"cents":1,"currency":"EUR"}'),
         (Path("a/b"), '"a/b"'),
         (range(3), "[0,1,2]"),
+        (deque([1, 2]), "[1,2]"),
+        (MappingProxyType({"a": Count(1), "b": Share(0.5)}), '{"a":1,"b":0.5}'),
         ({"a": 1}.values(), "[1]"),
         ({"k": Label("x")}, '{"k":"x"}'),
         (float("nan"), "null"),

@@ -126,6 +126,37 @@ async def test_the_result_of_a_cancelled_wait_is_dropped_quietly() -> None:
     assert complaints == []
 
 
+async def test_a_job_cancelled_before_it_began_is_not_run() -> None:
+    threads = DaemonThreads()
+    await threads.submit(lambda: None)
+    ran: list[int] = []
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(30)  # the thread does not get its turn until this one waits
+    try:
+        threads.submit(lambda: ran.append(1)).cancel()
+    finally:
+        sys.setswitchinterval(before)
+    assert await threads.submit(lambda: 7) == 7
+    await asyncio.sleep(0.02)
+    assert ran == []
+
+
+async def test_a_job_without_a_thread_is_refused_and_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = DaemonThreads()
+    ran: list[int] = []
+
+    def exhausted(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", exhausted)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threads.submit(lambda: ran.append(1))
+    assert await threads.submit(lambda: 7) == 7
+    await asyncio.sleep(0.02)
+    assert ran == []
+
+
 class Value:
     pass
 

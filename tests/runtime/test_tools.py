@@ -178,7 +178,7 @@ def test_no_arguments_at_all_may_be_an_empty_text() -> None:
         ('{"order":"7","cents":"1"}', "`cents`: Expected `int`, got `str`."),
         ('{"order":"7","cents":1,"ctx":{}}', "there is no argument `ctx`"),
         ('{"order":"7","cents":1,"note":null}', "`note`"),
-        ('{"order":"\ud800","cents":1}', "surrogate"),
+        ('{"order":"\ud800","cents":1}', "holds a lone surrogate"),
         ('{"order":' + "[" * 300 + "]" * 300 + "}", "nested deeper"),
         ("[" * 100_000, "nested deeper"),
         ('{"order":"7","cents":' + "1" * 5000 + "}", "out of range"),
@@ -280,9 +280,10 @@ def test_words_that_only_look_like_parameters_stay_in_the_description() -> None:
 
         Note: names are case-sensitive.
         Example: name
+            name: in an example
         """
 
-    assert as_tool(find).spec.description.endswith("Example: name")
+    assert as_tool(find).spec.description.endswith("name: in an example")
 
 
 def test_a_described_type_keeps_its_own_words() -> None:
@@ -550,6 +551,8 @@ async def generating_soon(n: int) -> AsyncIterator[int]:
         (lambda: tool(lambda n: n), "<lambda>"),
         (lambda: tool(generating), "generator"),
         (lambda: tool(generating_soon), "generator"),
+        (lambda: tool(staticmethod(generating)), "generator"),
+        (lambda: tool(functools.partial(generating, 1)), "generator"),
         (lambda: as_tool("charge"), "no function"),
         (lambda: tool(7), "no function"),
     ],

@@ -132,7 +132,7 @@ def swapping() -> Model:
     async def stream(request: ModelRequest) -> AsyncIterator[Any]:
         last[:] = [len(request.messages)]
         await asyncio.sleep(0)
-        yield ThinkingStart
+        yield TextDelta("")
         text = str(last[0])
         yield TextDelta(text)
         yield ModelResponse((Text(text),))
@@ -140,18 +140,17 @@ def swapping() -> Model:
     return Faulty(stream)
 
 
-ThinkingStart = TextDelta("")
-
-
 def clinging() -> Model:
-    """Does not let go of its stream."""
+    """Does not let go of a stream that is broken off."""
 
     async def stream(request: ModelRequest) -> AsyncIterator[Any]:
+        is_read = False
         try:
             yield WRITTEN
             yield DONE
+            is_read = True
         finally:
-            await asyncio.sleep(3600)
+            await asyncio.sleep(0 if is_read else 3600)
 
     return Faulty(stream)
 
@@ -213,6 +212,7 @@ FAULTS: list[tuple[str, str, Callable[[], Model]]] = [
 @pytest.mark.parametrize(("check", "make_model"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
 async def test_a_fault_is_caught(check: str, make_model: Callable[[], Model], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_contract, "PATIENCE", 0.2)
+    monkeypatch.setattr(model_contract, "LONGEST_CHECK", 10.0)
     report = await check_model(make_model, (conversation(), conversation(HELLO), conversation(HELLO, HELLO)))
     assert check in report.failed
     assert report.failed[check]

@@ -5,7 +5,7 @@ Rule 1: what a state sees never changes. Rule 2: adding to the newest state is O
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar, overload
 
 T = TypeVar("T")
@@ -82,6 +82,11 @@ class Index(Generic[K, T]):
     def get(self, key: K) -> T | None:
         entry = self._entries.get(key)
         return entry[1] if entry is not None and entry[0] < self._length else None
+
+    def without(self, keys: Collection[K]) -> Index[K, T]:
+        """A copy in which these keys are free again."""
+        kept = [(k, value) for k, value in self._seen().items() if k not in keys]
+        return Index({k: (at, value) for at, (k, value) in enumerate(kept)}, len(kept))
 
     def _seen(self) -> dict[K, T]:
         return {k: value for k, (at, value) in self._entries.items() if at < self._length}

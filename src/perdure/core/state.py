@@ -240,6 +240,8 @@ def _with_call(run: RunState | None, call: Call) -> RunState | None:
 
 
 def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
+    """A fork leaves the inputs that waited to its parent; their keys are free again, or nobody could ever use them."""
+    left = [queued.key for queued in state.queue if queued.key is not None]
     return replace(
         state,
         uid=event.uid,
@@ -249,7 +251,9 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         data=event.data,
         metadata=event.metadata,
         origin=event.origin,
+        epoch=0,
         queue=(),
+        keys=state.keys.without(left) if left else state.keys,
     )
 
 

@@ -89,9 +89,7 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
             return asyncio.run(self._run(awaitable))
         if get_ident() == self.life.thread:
             _discard(awaitable)
-            raise UsageError(
-                "ctx.wait() is for sync tools, which run in threads; in an async tool use await."
-            )
+            raise UsageError("ctx.wait() is for sync tools, which run in threads; in an async tool use await.")
         running = self._run(awaitable)
         try:
             return asyncio.run_coroutine_threadsafe(running, self.loop).result()
@@ -143,15 +141,11 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
             life.waits.discard(future)
 
     @staticmethod
-    def fake(
-        deps: Any = None, data: Any = None, idempotency_key: str = "fake", **more: Any
-    ) -> ToolContext[Any, Any]:
+    def fake(deps: Any = None, data: Any = None, idempotency_key: str = "fake", **more: Any) -> ToolContext[Any, Any]:
         """For unit tests, without a runtime; `more` sets any other attribute, `publish` takes the deltas."""
         cancelled = more.pop("cancelled", False)
         given: dict[str, Any] = {"session": "fake", "call": 1, "run": 1, **more}
-        made: ToolContext[Any, Any] = ToolContext(
-            deps=deps, data=data, idempotency_key=idempotency_key, **given
-        )
+        made: ToolContext[Any, Any] = ToolContext(deps=deps, data=data, idempotency_key=idempotency_key, **given)
         made.life.cancelled = bool(cancelled)
         return made
 

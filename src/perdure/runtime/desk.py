@@ -10,6 +10,7 @@ from perdure.core.events import Event
 from perdure.runtime.agent import Binding
 from perdure.runtime.context import ToolContext
 from perdure.runtime.log import SessionLog
+from perdure.runtime.media import clean_text
 from perdure.runtime.world import World
 
 
@@ -40,6 +41,9 @@ class Desk:
 
 def describe(error: BaseException) -> str:
     """An exception in one line, for the log and the model."""
-    text = " ".join(str(error).split())
     name = type(error).__name__
-    return f"{name}: {text}"[:2000] if text else name
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - the words of user code's exceptions are user code
+        text = ""
+    return clean_text(f"{name}: {text}"[:2000] if text else name)

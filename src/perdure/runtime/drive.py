@@ -38,7 +38,7 @@ from perdure.core.events import (
     RunStarted,
 )
 from perdure.core.rules import accept, next_actions
-from perdure.core.state import SessionState, in_flight
+from perdure.core.state import SessionState, find_call, in_flight
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
@@ -103,6 +103,9 @@ class Driver:
 
     async def _loop(self) -> None:
         while True:
+            if self._log.state.epoch > self._epoch:
+                # The log itself says so: tools must not go on until there happens to be something to append.
+                raise StaleEpoch("Another driver has resumed the run.")
             self._stirred = False
             change, starts = self._plan()
             if change.events:
@@ -114,6 +117,7 @@ class Driver:
                 self._launch(flight)
             if self._stirred or self._facts:
                 continue
+            self._drop_checks()
             if not self._flights:
                 if await self._release():
                     return
@@ -191,8 +195,11 @@ class Driver:
 
     def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> Event:
         assert state.run is not None
-        model = run_models(self._desk, state.run)[0]
-        room = find_room(state, state.run, model, final=action.final)
+        try:
+            model = run_models(self._desk, state.run)[0]
+            room = find_room(state, state.run, model, final=action.final)
+        except Exception as error:  # noqa: BLE001 - resolvers and prices are user code
+            return ModelFailed("internal", describe(error))
         if room.limit:
             return ModelFailed("limit", room.limit)
         starts.append(Flight(action, max_tokens=room.max_tokens))
@@ -314,6 +321,19 @@ class Driver:
         if flight.timer is not None:
             flight.timer.cancel()
         flight.timer = self._world.clock.call_later(CANCEL_GRACE, partial(self._abandon, flight))
+
+    def _drop_checks(self) -> None:
+        """A check whose call was ended meanwhile serves nobody, and must not keep the session from being released."""
+        run = self._log.state.run
+        if run is not None and run.stop is None:
+            return
+        for slot, flight in list(self._flights.items()):
+            call = find_call(run, slot)
+            if isinstance(flight.action, CheckCall) and (call is None or call.status == "ended"):
+                flight.landed = True
+                del self._flights[slot]
+                if flight.task is not None:
+                    flight.task.cancel()
 
     def _abandon(self, flight: Flight) -> None:
         if not flight.landed and flight.task is not None:

@@ -15,7 +15,7 @@ from perdure.core.fork import fork_events
 from perdure.core.rules import accept
 from perdure.core.state import RunSummary, SessionState, fold
 from perdure.core.views import Pending
-from perdure.ports import Engine, Opening, SessionQuery, SessionRow
+from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
 from perdure.runtime.agent import Agent, Binding, bind
 from perdure.runtime.drive import Driver
 from perdure.runtime.log import Change, SessionLog
@@ -66,10 +66,17 @@ class Host:
         self._bindings[agent.name] = binding
         return binding
 
+    def models_of(self, agent: str) -> tuple[Model, ...]:
+        binding = self._bindings.get(agent)
+        return binding.models if binding else ()
+
     def require_driver(self, log: SessionLog) -> None:
         """Refuses new work that nobody here could do; without an engine, another process will."""
         name = log.state.agent
-        if self._engine is not None and name not in self._bindings:
+        binding = self._bindings.get(name)
+        if binding is not None:
+            check_data(binding, log.state.id, log.state.data)
+        elif self._engine is not None:
             raise UsageError(f"The agent {name!r} is not known here; pass it in agents=[…].")
 
     async def open(

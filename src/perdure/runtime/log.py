@@ -70,7 +70,8 @@ class SessionLog:
         async with self._lock:
             if change.before is not self.state:
                 raise Conflict("The session has moved on; look again.")
-            at = self._clock.now()
+            # Stores keep microseconds: what is shown live must equal what is read later.
+            at = round(self._clock.now(), 6)
             entries = tuple(
                 Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)
             )

@@ -81,9 +81,7 @@ class Image:
         if guessed is None or not guessed.startswith("image/"):
             shown = self.name or f"{len(self.data)} bytes"
             what = guessed or "the content"
-            raise UsageError(
-                f"Image({shown!r}): {what} is no known kind of image; pass media_type='image/…'."
-            )
+            raise UsageError(f"Image({shown!r}): {what} is no known kind of image; pass media_type='image/…'.")
         self.media_type = guessed
 
 
@@ -118,9 +116,7 @@ def to_parts(value: Input) -> tuple[tuple[Part, ...], dict[str, bytes]]:
                 parts.append(part)
             case _:
                 kind = type(cast(object, item)).__name__
-                raise UsageError(
-                    f"An input of type {kind} is refused; pass text, Image(…), Document(…) or a list."
-                )
+                raise UsageError(f"An input of type {kind} is refused; pass text, Image(…), Document(…) or a list.")
     if not parts:
         raise UsageError(EMPTY_INPUT)
     return tuple(parts), kept
@@ -160,9 +156,7 @@ def _result_part(value: object, artifacts: Artifacts) -> Part:
             return _keep(Document(value), artifacts) if value else Text("(an empty text)")
         case Artifact():
             if value.digest not in artifacts:
-                raise ValueError(
-                    f"The tool returned the artifact {value.digest}, which this call did not put."
-                )
+                raise ValueError(f"The tool returned the artifact {value.digest}, which this call did not put.")
             return Media(_kind(value.media_type), value.digest, value.media_type, value.size, value.name)
         case _:
             return Text(to_json(value))
@@ -182,35 +176,25 @@ def _read(what: str, source: Source, name: str) -> tuple[bytes, str]:
     if isinstance(source, bytes):
         data, shown = source, name or "bytes"
     else:
-        path = os.fspath(source)
-        shown = path
-        try:
-            size = os.stat(path).st_size
-            data = b"" if size > MAX_BYTES else _read_file(path)
-        except FileNotFoundError:
-            raise UsageError(
-                f"{what}({shown!r}): there is no such file; pass a path that exists, or bytes."
-            ) from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"{what}({shown!r}): the file cannot be read ({reason}).") from None
-        if size > MAX_BYTES:
-            raise _too_large(what, shown, size)
-        name = name or os.path.basename(path)
+        shown = os.fspath(source)
+        data = _read_file(what, shown)
+        name = name or os.path.basename(shown)
     if not data:
         raise UsageError(f"{what}({shown!r}): it is empty; pass one with content.")
     if len(data) > MAX_BYTES:
-        raise _too_large(what, shown, len(data))
+        raise UsageError(f"{what}({shown!r}): it is too large; pass at most {MAX_BYTES:,} bytes.")
     return data, name
 
 
-def _read_file(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(MAX_BYTES + 1)
-
-
-def _too_large(what: str, shown: str, size: int) -> UsageError:
-    return UsageError(f"{what}({shown!r}): {size:,} bytes are too many; the most is {MAX_BYTES:,}.")
+def _read_file(what: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{what}({path!r}): there is no such file; pass a path that exists, or bytes.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{what}({path!r}): the file cannot be read ({reason}); pass another.") from None
 
 
 def _guess_image(data: bytes, name: str) -> str | None:

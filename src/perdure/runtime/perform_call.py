@@ -14,7 +14,7 @@ from perdure.core.messages import Part, Text
 from perdure.core.state import Call, find_call
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
-from perdure.runtime.media import Artifacts, result_parts
+from perdure.runtime.media import Artifacts, clean_text, result_parts
 from perdure.runtime.policy import CallView, Judgement, judge, judge_now
 from perdure.runtime.tools import Tool
 
@@ -74,12 +74,11 @@ def start_of(desk: Desk, action: RunTool) -> CallStarted | CallEnded:
     """The intent to commit before the tool starts; a tool that is gone from the code ends the call instead."""
     tool = desk.binding.tools.get(action.name)
     if tool is None:
-        text = f"The tool {action.name!r} no longer exists."
-        return CallEnded(action.call, "error", (Text(text),), in_doubt=action.attempt > 1)
+        return _not_started(action, tool, "the tool no longer exists.")
     try:
         key = tool.business_key(tool.parse(action.arguments))
-    except Exception as error:  # noqa: BLE001 - key functions are user code
-        return CallEnded(action.call, "error", (Text(f"The call could not be started: {describe(error)}"),))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - key functions are user code
+        return _not_started(action, tool, describe(error))
     key = key or digest_of(desk.log.uid, str(action.call), action.digest)
     return CallStarted(action.call, tool.effect, action.attempt, key, tool.on_unknown)
 
@@ -87,22 +86,25 @@ def start_of(desk: Desk, action: RunTool) -> CallStarted | CallEnded:
 async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None) -> CallEnded:
     """Runs the tool and reports its outcome; only the driver's cancellation gets out."""
     tool = desk.binding.tools[action.name]
-    call = find_call(desk.log.state.run, action.call)
-    context: ToolContext[Any, Any] | None = None
+    edited = _edited(find_call(desk.log.state.run, action.call))
     try:
-        context = desk.contexts[action.call] = _context(desk, action, key, deadline)
-        value = await _invoke(desk, tool, action, context)
+        values = tool.parse(action.arguments)
+        context = _context(desk, action, key, deadline)
+    except ValueError as error:
+        return _not_started(action, tool, error)
+    desk.contexts[action.call] = context
+    try:
+        value = await _invoke(desk, tool, values, context)
         parts = result_parts(value, context.artifacts)
         await context.artifacts.flush()
     except ToolError as error:
-        return CallEnded(action.call, "error", (Text(str(error)),))
+        return CallEnded(action.call, "error", (*edited, Text(clean_text(str(error)) or "The tool failed.")))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool is user code: its failure is a fact
-        return _failed(action, tool, error)
+        return CallEnded(action.call, "error", (*edited, *_failure(tool, error)), in_doubt=tool.effect != "read")
     finally:
-        if context is not None:
-            context.close()
-            del desk.contexts[action.call]
-    return CallEnded(action.call, "ok", (*_edited(call), *parts))
+        context.close()
+        del desk.contexts[action.call]
+    return CallEnded(action.call, "ok", (*edited, *parts))
 
 
 def _context(desk: Desk, action: RunTool, key: str, deadline: float | None) -> ToolContext[Any, Any]:
@@ -124,8 +126,7 @@ def _context(desk: Desk, action: RunTool, key: str, deadline: float | None) -> T
     )
 
 
-async def _invoke(desk: Desk, tool: Tool[..., Any], action: RunTool, context: ToolContext[Any, Any]) -> Any:
-    values = tool.parse(action.arguments)
+async def _invoke(desk: Desk, tool: Tool[..., Any], values: dict[str, Any], context: ToolContext[Any, Any]) -> Any:
     if tool.context_name is not None:
         values[tool.context_name] = context
     if tool.is_async:
@@ -140,8 +141,12 @@ def _edited(call: Call | None) -> tuple[Part, ...]:
     return (Text(f"A person changed the arguments to {call.arguments}."),)
 
 
-def _failed(action: RunTool, tool: Tool[..., Any], error: BaseException) -> CallEnded:
-    acts = tool.effect != "read"
-    doubt = " It may have taken effect." if acts else ""
-    text = f"{action.name} failed: {describe(error)}.{doubt}"
-    return CallEnded(action.call, "error", (Text(text),), in_doubt=acts)
+def _failure(tool: Tool[..., Any], error: BaseException) -> tuple[Part, ...]:
+    doubt = "" if tool.effect == "read" else " It may have taken effect."
+    return (Text(f"{tool.name} failed: {describe(error)}.{doubt}"),)
+
+
+def _not_started(action: RunTool, tool: Tool[..., Any] | None, why: object) -> CallEnded:
+    """This attempt did nothing; what an attempt before a crash did, nobody knows."""
+    in_doubt = action.attempt > 1 and (tool is None or tool.effect != "read")
+    return CallEnded(action.call, "error", (Text(f"{action.name} was not started: {why}"),), in_doubt=in_doubt)

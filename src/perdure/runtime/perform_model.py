@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator
 from random import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.core.actions import CallModel
 from perdure.core.codec import decode_json
 from perdure.core.deltas import AttemptDiscarded
-from perdure.core.errors import ModelError
+from perdure.core.errors import ModelError, UsageError
 from perdure.core.events import Event, ModelFailed, ModelResponded, Noted
 from perdure.core.messages import AnswerPart, AssistantMessage, ToolCall, Usage, estimate_tokens
 from perdure.core.specs import ModelSettings
@@ -39,6 +41,8 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
         return ModelFailed("internal", describe(error))
     failure: Event = ModelFailed("internal", "there is no model")
     for model in models:
+        if request.model != model.name:
+            request = replace(request, model=model.name)
         answer = await _ask(desk, model, request, action)
         if not isinstance(answer, ModelError):
             return answer if isinstance(answer, ModelFailed) else _responded(desk, state, run, model, answer)
@@ -70,6 +74,8 @@ async def _build_request(
         )
         text = instructions(context)
         instructions = await text if inspect.isawaitable(text) else text
+        if not isinstance(instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+            raise UsageError(f"The instructions returned {type(instructions).__name__}; they have to return text.")
     settings = run.settings
     if max_tokens is not None and max_tokens != settings.max_tokens:
         settings = ModelSettings(settings.temperature, settings.top_p, max_tokens, settings.seed, settings.stop)

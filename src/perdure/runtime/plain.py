@@ -39,13 +39,9 @@ def _write(value: object) -> bytes:
             return msgspec.json.encode(value, enc_hook=_encode)
         except UnicodeEncodeError:
             return encode_json(msgspec.to_builtins(value, str_keys=True, enc_hook=_encode))
-    except RecursionError:
-        raise ValueError("The value is nested too deeply, or holds itself; give plain data.") from None
     except Exception as error:  # noqa: BLE001 - properties and serializers of the user's types run here
         kind = type(value).__name__
-        raise ValueError(
-            f"The {kind} cannot be written as JSON ({error}); give text or plain data."
-        ) from None
+        raise ValueError(f"The {kind} cannot be written as JSON ({error}); give text or plain data.") from None
 
 
 def _encode(value: Any) -> Any:

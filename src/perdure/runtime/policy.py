@@ -70,9 +70,7 @@ class Policy(msgspec.Struct, frozen=True, eq=False):
                 raise UsageError(f"Policy({kind}={given!r}): give a list of names, globs or predicates.")
             for rule in cast("Sequence[object]", given):
                 if not callable(rule) and not (isinstance(rule, str) and rule):
-                    raise UsageError(
-                        f"Policy({kind}=[{rule!r}]): a rule is a tool's name, a glob or a predicate."
-                    )
+                    raise UsageError(f"Policy({kind}=[{rule!r}]): a rule is a tool's name, a glob or a predicate.")
 
     @property
     def spec(self) -> PolicySpec:
@@ -173,9 +171,7 @@ def _judge(
         name, failure = found
         if failure:
             return Judgement("deny", f"ask: {name}", failure)
-        return approvals.settle(
-            view.name, Judgement("ask", f"ask: {name}", f"The rule {name!r} asks for approval.")
-        )
+        return approvals.settle(view.name, Judgement("ask", f"ask: {name}", f"The rule {name!r} asks for approval."))
     if tool.ask:
         answer = True if tool.ask is True else (yield tool.ask)
         if isinstance(answer, _Failure):

@@ -28,9 +28,7 @@ def absorb(schema: dict[str, JSON], defs: dict[str, JSON]) -> dict[str, JSON]:
     return _rewrite({key: value for key, value in schema.items() if key != "$defs"}, rename)
 
 
-def assemble(
-    root: dict[str, JSON], defs: dict[str, JSON], foreign: Sequence[dict[str, JSON]] = ()
-) -> dict[str, JSON]:
+def assemble(root: dict[str, JSON], defs: dict[str, JSON], foreign: Sequence[dict[str, JSON]] = ()) -> dict[str, JSON]:
     """The whole document; a root that is only a reference becomes what it refers to."""
     absorbed = [absorb(schema, defs) for schema in foreign]
 
@@ -75,6 +73,4 @@ def _mentions(node: Any, reference: str) -> bool:
     if isinstance(node, dict):
         items = cast("dict[str, JSON]", node)
         return items.get("$ref") == reference or any(_mentions(value, reference) for value in items.values())
-    return isinstance(node, list | tuple) and any(
-        _mentions(item, reference) for item in cast("Sequence[JSON]", node)
-    )
+    return isinstance(node, list | tuple) and any(_mentions(item, reference) for item in cast("Sequence[JSON]", node))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator
 from typing import Any, Generic, TypeVar
 
-from perdure.core.deltas import Delta, TextDelta
+from perdure.core.deltas import AttemptDiscarded, Delta, DeltasDropped, TextDelta
 from perdure.core.errors import UsageError
-from perdure.core.events import InputAccepted, ModelCalled, ModelResponded, RunEnded
+from perdure.core.events import InputAccepted, ModelResponded, RunEnded
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, in_flight
 from perdure.core.views import pending_of
@@ -56,17 +56,19 @@ class Run(Generic[OutputT]):
                 return
 
     async def text(self) -> AsyncIterator[str]:
-        """The answer's text as it comes, whole turns where this process did not see the pieces."""
-        streamed = False
+        """The answer's text as it comes; what was not seen in pieces comes as soon as its turn is answered."""
+        shown, in_step = "", True
         async for item in self.stream():
             match item:
-                case TextDelta(text=text):
-                    streamed = True
+                case TextDelta(text=text) if in_step:
+                    shown += text
                     yield text
-                case Record(event=ModelCalled()):
-                    streamed = False
-                case Record(event=ModelResponded(message=message)) if not streamed:
-                    yield message.text
+                case DeltasDropped() | AttemptDiscarded():
+                    in_step = False
+                case Record(event=ModelResponded(message=message)):
+                    if rest := message.text.removeprefix(shown):
+                        yield rest
+                    shown, in_step = "", True
                 case _:
                     pass
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.commands import ContinueRun, Decide, SendInput, StopRun
 from perdure.core.deltas import Delta
+from perdure.core.errors import Conflict
 from perdure.core.events import DecisionKind, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
 from perdure.core.specs import Busy, Limits, ModelSettings, Overrides
@@ -205,15 +207,17 @@ class Session(Generic[OutputT]):
             if answer is None:
                 continue
             chosen = Decision(answer) if isinstance(answer, str) else answer
-            await self.decide(
-                item.id,
-                chosen.decision,
-                by=chosen.by,
-                reason=chosen.reason,
-                value=chosen.value,
-                arguments=chosen.arguments,
-                remember=chosen.remember,
-            )
+            # Somebody else may have been first, meanwhile: then it is answered all the same.
+            with suppress(Conflict):
+                await self.decide(
+                    item.id,
+                    chosen.decision,
+                    by=chosen.by,
+                    reason=chosen.reason,
+                    value=chosen.value,
+                    arguments=chosen.arguments,
+                    remember=chosen.remember,
+                )
             answered = True
         return answered
 
@@ -230,8 +234,7 @@ class Session(Generic[OutputT]):
         if isinstance(model, str):
             name = world.model(model).name
         elif model is not None:
-            name = model.name
-            world.models[name] = model
+            name = world.lend(model, self._host.models_of(self.agent))
         schema: JSON = None
         if output is not None:
             codec = codec_of(output)

@@ -75,10 +75,8 @@ def read_signature(function: Callable[..., Any], label: str, names: Mapping[str,
     """Compiles a function; `names` are those of the place where it was decorated."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{label}: its parameters cannot be read ({error}); wrap it in a function."
-        ) from None
+    except (TypeError, ValueError, NameError) as error:
+        raise UsageError(f"{label}: its parameters cannot be read ({error}); wrap it in a function.") from None
     bound = function.keywords if isinstance(function, functools.partial) else {}
     target = underlying(cast("Callable[..., Any]", function))
     described = [p for p in signature.parameters.values() if p.name not in bound]
@@ -112,29 +110,19 @@ def _parameter(parameter: inspect.Parameter, annotation: Any, words: str, label:
     return Parameter(parameter.name, annotation, default, words)
 
 
-def _type_of(
-    parameter: inspect.Parameter, target: Callable[..., Any], label: str, names: Mapping[str, Any]
-) -> Any:
+def _type_of(parameter: inspect.Parameter, target: Callable[..., Any], label: str, names: Mapping[str, Any]) -> Any:
     name = parameter.name
     if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
         raise UsageError(f"{label}: *{name} has no fixed form; give every parameter a name and a type.")
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-        raise UsageError(
-            f"{label}: {name!r} is positional-only, but models pass arguments by name; remove the '/'."
-        )
+        raise UsageError(f"{label}: {name!r} is positional-only, but models pass arguments by name; remove the '/'.")
     if parameter.annotation is REQUIRED:
-        hint = (
-            "pass the bound method (tool(thing.method))"
-            if name == "self"
-            else f"write {name}: str, for example"
-        )
+        hint = "pass the bound method (tool(thing.method))" if name == "self" else f"write {name}: str, for example"
         raise UsageError(f"{label}: the parameter {name!r} has no type; {hint}.")
     return _resolve(parameter, target, label, names)
 
 
-def _resolve(
-    parameter: inspect.Parameter, target: Callable[..., Any], label: str, names: Mapping[str, Any]
-) -> Any:
+def _resolve(parameter: inspect.Parameter, target: Callable[..., Any], label: str, names: Mapping[str, Any]) -> Any:
     inner = inspect.unwrap(target)
     inner = getattr(inner, "__func__", inner)
     free = getattr(getattr(inner, "__code__", None), "co_freevars", ())
@@ -145,9 +133,7 @@ def _resolve(
 
     holder.__annotations__ = {"it": parameter.annotation}
     try:
-        hints = get_type_hints(
-            holder, getattr(inner, "__globals__", {}), {**closure, **names}, include_extras=True
-        )
+        hints = get_type_hints(holder, getattr(inner, "__globals__", {}), {**closure, **names}, include_extras=True)
     except Exception as error:  # noqa: BLE001 - evaluating an annotation runs user code
         raise UsageError(
             f"{label}: the type of {parameter.name!r} cannot be read ({error}); "
@@ -167,10 +153,7 @@ def _is_filled(cell: Any) -> bool:
 def _context_of(annotation: Any) -> Any:
     """The ToolContext type within an annotation (itself, optional or annotated), or None."""
     if get_origin(annotation) in (Annotated, Union, UnionType):
-        found = (
-            _context_of(arg)
-            for arg in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
-        )
+        found = (_context_of(arg) for arg in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None])
         return next((context for context in found if context is not None), None)
     return annotation if annotation is ToolContext or get_origin(annotation) is ToolContext else None
 
@@ -200,7 +183,7 @@ def _read_plain(doc: str, names: list[str]) -> tuple[str, dict[str, str]]:
     current = ""
     for line in doc.splitlines():
         name, colon, rest = line.partition(":")
-        if colon and name.strip() in names and name == name.rstrip() and not name[:1].isspace():
+        if colon and name in names:
             current = name
             words[current] = rest.strip()
         elif current and line[:1].isspace() and line.strip():

@@ -60,9 +60,7 @@ class Survey:
             self.msgspec = self.msgspec or owner == ""
         elif _is_pydantic_constraint(item):
             if owner == "msgspec":
-                raise UsageError(
-                    f"msgspec would ignore the constraint in {show_type(annotation)}; use msgspec.Meta."
-                )
+                raise UsageError(f"msgspec would ignore the constraint in {show_type(annotation)}; use msgspec.Meta.")
             if owner == "":
                 self.pydantic = self.pydantic_constraints = True
 
@@ -73,7 +71,7 @@ class Survey:
         elif issubclass(candidate, msgspec.Struct):
             self.msgspec = self.msgspec or owner == ""
             owner = "msgspec"
-        if candidate.__module__ == "builtins" or not hasattr(candidate, "__annotations__"):
+        if candidate.__module__ == "builtins":
             return
         try:
             hints = get_type_hints(candidate, include_extras=True)

@@ -39,15 +39,16 @@ class DaemonThreads:
         with self._lock:
             reuse = self._idle > 0
             self._idle -= reuse
-        self._jobs.put(job)
         if not reuse:
+            # Before the job is queued: if no thread can be started, it must not run later, unnoticed.
             Thread(target=self._work, name=self._name, daemon=True).start()
+        self._jobs.put(job)
         return future
 
     def _work(self) -> None:
         while job := self._next_job():
             call, future, loop = job
-            outcome = _perform(call)
+            outcome = (None, None) if future.cancelled() else _perform(call)
             # Idle before the result is out: who submits again on receiving it finds this thread.
             with self._lock:
                 self._idle += 1

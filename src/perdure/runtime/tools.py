@@ -246,9 +246,7 @@ def _make(function: Any, options: ToolOptions, frame: FrameType | None) -> Tool[
         raise UsageError(f"{function!r} is no function; a tool is made of something that can be called.")
     unknown = options.keys() - ToolOptions.__annotations__.keys()
     if unknown:
-        raise UsageError(
-            f"@tool has no option {min(unknown)!r}; take {', '.join(ToolOptions.__annotations__)}."
-        )
+        raise UsageError(f"@tool has no option {min(unknown)!r}; take {', '.join(ToolOptions.__annotations__)}.")
     given: dict[str, Any] = {**options, "name": options.get("name") or function_name(function)}
     return Tool(
         function=function,
@@ -283,9 +281,7 @@ def _check(made: Tool[..., Any]) -> None:
         raise UsageError(f"{label}: key={made.key!r}; give a function of the tool's arguments.")
     target = underlying(made.function)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
-        raise UsageError(
-            f"{label}: it is a generator; return one result and report on the way with ctx.progress()."
-        )
+        raise UsageError(f"{label}: it is a generator; return one result and report on the way with ctx.progress().")
 
 
 def _is_positive(seconds: object) -> bool:
@@ -323,9 +319,7 @@ def _describe(schema: dict[str, JSON], signature: Signature) -> dict[str, JSON]:
     properties: dict[str, JSON] = dict(schema["properties"])
     for parameter in signature.parameters:
         described = dict(properties[parameter.name])
-        explicit = any(
-            getattr(item, "description", None) for item in getattr(parameter.annotation, "__metadata__", ())
-        )
+        explicit = any(getattr(item, "description", None) for item in getattr(parameter.annotation, "__metadata__", ()))
         if parameter.description and not explicit:
             described["description"] = parameter.description
         if parameter.default is not REQUIRED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,19 @@ class World:
     outputs: dict[str, Codec] = field(default_factory=dict[str, Codec])
 
     def model(self, name: str) -> Model:
-        return self.models[name] if name in self.models else self.resolve(name)
+        if name not in self.models:
+            self.models[name] = self.resolve(name)
+        return self.models[name]
+
+    def lend(self, model: Model, own: Sequence[Model]) -> str:
+        """The name by which a run finds a model that was passed to it; a second one of a name gets a number."""
+        number, name = 1, model.name
+        known = {item.name: item for item in own} | self.models
+        while known.get(name, model) is not model:
+            number += 1
+            name = f"{model.name} ({number})"
+        self.models[name] = model
+        return name
 
 
 def schema_key(schema: JSON) -> str:

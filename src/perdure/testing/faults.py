@@ -1,28 +1,40 @@
-"""Fault points around every append: the process that reaches the chosen one kills itself with SIGKILL.
+"""Fault points around every append and in tools: the process that reaches the chosen one kills itself with SIGKILL.
 
-Nothing of this is in the product: a store is wrapped, so a fault point that is off costs nothing.
+Nothing of this is in the product: a store is wrapped, and a fault point that is off is one look at a variable.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from contextvars import ContextVar
+from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 from perdure.core.codec import decode_event
 from perdure.ports import Batch, Store
 
+_points: ContextVar[FaultPoints | None] = ContextVar("perdure_fault_points", default=None)
+
 
 class FaultPoints:
-    """Counts the points that a process passes; dies at number `at`, if that is set."""
+    """Counts the points that a process passes, in any thread; dies at number `at` and leaves its name in `epitaph`."""
 
-    def __init__(self, at: int | None = None) -> None:
+    def __init__(self, at: int | None = None, epitaph: Path | None = None) -> None:
         self.at = at
         self.names: list[str] = []
+        self._epitaph = epitaph
+        self._lock = Lock()
 
     def reach(self, name: str) -> None:
-        self.names.append(name)
-        if len(self.names) == self.at:
+        with self._lock:
+            self.names.append(name)
+            if len(self.names) != self.at:
+                return
+            if self._epitaph is not None:
+                self._epitaph.write_text(name)
+            # The lock is kept: no other thread passes a point meanwhile.
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -48,5 +60,12 @@ class FaultyStore:
 def crash_at(store: Store, point: int | FaultPoints) -> Store:
     """The store, in a process that dies at the given point; count the points first with FaultPoints()."""
     points = FaultPoints(point) if isinstance(point, int) else point
+    _points.set(points)
     return cast(Store, FaultyStore(store, points))
 
+
+def fault_point(name: str) -> None:
+    """One more place to die at, for the inside of a tool: behind the call that acts, before the one that reports."""
+    points = _points.get()
+    if points is not None:
+        points.reach(name)

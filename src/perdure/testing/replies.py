@@ -77,9 +77,7 @@ def prepare(answer: object, usage: Usage | None) -> Stream:
         case list() | tuple():
             return _read_reply(Reply(*cast(Sequence[ReplyPart], answer)), usage)
         case _:
-            raise UsageError(
-                f"{type(answer).__name__} is no answer; take text, call(…), a list, Reply(…) or an error."
-            )
+            raise UsageError(f"{type(answer).__name__} is no answer; take text, call(…), a list, Reply(…) or an error.")
 
 
 def _read_reply(reply: Reply, usage: Usage | None) -> Stream:
@@ -90,9 +88,7 @@ def _read_reply(reply: Reply, usage: Usage | None) -> Stream:
         text = "".join(reply.deltas)
         written = "".join(part.text for part in parts if isinstance(part, Text))
         if written not in ("", text):
-            raise UsageError(
-                f"Reply(deltas=…) add up to {text!r}, but the text is {written!r}; leave one out."
-            )
+            raise UsageError(f"Reply(deltas=…) add up to {text!r}, but the text is {written!r}; leave one out.")
         parts = (Text(text), *(part for part in parts if not isinstance(part, Text)))
     pieces = _cut(parts, reply.chunk, reply.deltas)
     if reply.cut_after is not None:
@@ -110,9 +106,7 @@ def _read_part(part: object) -> AnswerPart:
         case Text() | Thinking() | ToolCall():
             return part
         case _:
-            raise UsageError(
-                f"{type(part).__name__} is no part of an answer; take text, Thinking or call(…)."
-            )
+            raise UsageError(f"{type(part).__name__} is no part of an answer; take text, Thinking or call(…).")
 
 
 def _cut(parts: tuple[AnswerPart, ...], chunk: int | None, deltas: tuple[str, ...]) -> tuple[ModelDelta, ...]:

@@ -100,9 +100,7 @@ class ScriptedModel:
         """Fails if the script holds more than was asked for."""
         if left := len(self.unused):
             some = "1 answer" if left == 1 else f"{left} answers"
-            raise UnusedAnswers(
-                f"The script has {some} left of {len(self._entries)}; ask for them or drop them."
-            )
+            raise UnusedAnswers(f"The script has {some} left of {len(self._entries)}; ask for them or drop them.")
 
     def assert_exhausted(self) -> None:
         self.finish()

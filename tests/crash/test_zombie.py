@@ -1,0 +1,43 @@
+"""A stopped driver that was overtaken and wakes up again appends nothing more, and its tools stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.crash.ledger import read_lines
+from tests.crash.zombie import APPENDS, Appended, WitnessedStore, overtake_a_zombie
+
+Record = Callable[[str, object], None]
+
+VARIANTS = ("naps", "alone", "naps thread", "alone thread", "naps beat")
+"""With naps, the zombie has something to append when it wakes up; alone, it only has a tool that never ends."""
+
+TRIALS = 100
+SAMPLED = 10
+
+
+async def _overtake(seeds: range, arena: Path, record_property: Record) -> None:
+    refused = 0
+    for seed in seeds:
+        variant = VARIANTS[seed % len(VARIANTS)]
+        folder = arena / f"seed-{seed}"
+        delay = Random(seed).uniform(0, 0.03)
+        assert await overtake_a_zombie(folder, variant, delay, WitnessedStore) == [], f"seed {seed}, {variant}"
+        refused += any(not append.taken for append in read_lines(folder / APPENDS, Appended))
+    record_property("figure: zombies", len(seeds))
+    record_property("figure: zombies whose append was refused", refused)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", range(0, TRIALS, 10))
+async def test_zombies(first: int, arena: Path, record_property: Record) -> None:
+    await _overtake(range(first, first + 10), arena, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, SAMPLED, 5))
+async def test_sampled_zombies(first: int, arena: Path, record_property: Record) -> None:
+    await _overtake(range(1000 + first, 1000 + first + 5), arena, record_property)

@@ -1,0 +1,237 @@
+"""A driver that is stopped with SIGSTOP in the middle of a run, overtaken by another process, and continued.
+
+Both processes write down every append that the store took from them, outside of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import apsw
+import msgspec
+from tests.crash.ledger import read_lines, write_line
+
+from perdure import Agent, Runtime, ToolContext, tool
+from perdure.core.errors import StaleEpoch
+from perdure.core.messages import Text
+from perdure.core.state import fold
+from perdure.core.transcript import transcript, unpaired
+from perdure.events import CallEnded, Event, ModelResponded, RunEnded, RunResumed
+from perdure.ports import Batch
+from perdure.stores import sqlite_reads
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import ScriptedModel, call
+from perdure.testing.children import end, fork, in_child
+
+APPENDS = Path("appends.jsonl")
+TICKS = Path("ticks.jsonl")
+PATIENCE = 3.0
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """An append that the store took or refused."""
+
+    by: str
+    epoch: int | None
+    first: int
+    last: int
+    taken: bool = True
+
+
+class Tick(msgspec.Struct, frozen=True):
+    by: str
+    what: Literal["tick", "stopped", "settled"] = "tick"
+
+
+class WitnessedStore(SqliteStore):
+    """`by` is the name of the process."""
+
+    by = ""
+
+    async def append(self, batch: Batch) -> None:
+        first, last = batch.expect + 1, batch.expect + len(batch.entries)
+        try:
+            await super().append(batch)
+        except StaleEpoch:
+            write_line(APPENDS, Appended(self.by, batch.epoch, first, last, taken=False))
+            raise
+        write_line(APPENDS, Appended(self.by, batch.epoch, first, last))
+
+
+def make_agent(by: str, variant: str) -> Agent[Any]:
+    """The model asks for a tool that ticks: for ever in the first process, a few times in the second."""
+
+    def go_on(ctx: ToolContext, ticks: int) -> bool:
+        write_line(TICKS, Tick(by))
+        return not ctx.cancelled and (ctx.attempt == 1 or ticks < 3)
+
+    @tool(effect="idempotent", name="tick")
+    async def tick(ctx: ToolContext) -> str:
+        """Tick in the loop."""
+        ticks = 0
+        try:
+            while go_on(ctx, ticks):
+                ticks += 1
+                await asyncio.sleep(0.001)
+        finally:
+            write_line(TICKS, Tick(by, "stopped"))
+        return by
+
+    @tool(effect="idempotent", name="tick")
+    def tick_in_thread(ctx: ToolContext) -> str:
+        """Tick in a thread."""
+        ticks = 0
+        while go_on(ctx, ticks):
+            ticks += 1
+            time.sleep(0.001)
+        write_line(TICKS, Tick(by, "stopped"))
+        return by
+
+    @tool(effect="read")
+    async def nap(milliseconds: int) -> str:
+        """Sleep: its end is the next append."""
+        await asyncio.sleep(milliseconds / 1000)
+        return by
+
+    naps = [call("nap", milliseconds=n) for n in (1, 5, 60)] if "naps" in variant else []
+    return Agent(
+        name="ticker",
+        model=ScriptedModel([[call("tick"), *naps], [call("nap", milliseconds=1)], "Done."]),
+        tools=[tick_in_thread if "thread" in variant else tick, nap],
+    )
+
+
+async def live(store: WitnessedStore, by: str, variant: str) -> None:
+    """Drives the run, or follows whoever does; stays alive, so that it is the runtime that stops the tools."""
+    store.by = by
+    agent = make_agent(by, variant)
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="s")
+        result = await session.run("go", key="go")
+        assert result.output == "Done."
+        write_line(TICKS, Tick(by, "settled"))
+        deadline = time.monotonic() + PATIENCE
+        while by == "zombie" and not Path("quit").exists() and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+
+
+async def overtake(store: WitnessedStore, variant: str) -> None:
+    """Claims by force and gives the session up again, so that this process's own sweep finds it."""
+    if "beat" not in variant:
+        await store.open()
+        await store.join("usurper")
+        row = await store.find("", "s")
+        assert row is not None
+        assert await store.claim(row.uid, "usurper") is None, "a stopped process still counts as living"
+        assert await store.claim(row.uid, "usurper", force=True)
+        await store.leave("usurper")
+        await store.close()
+    await live(store, "heir", variant)
+
+
+async def overtake_a_zombie(folder: Path, variant: str, delay: float, kind: type[WitnessedStore]) -> list[str]:
+    """One trial; what is broken."""
+    folder.mkdir()
+
+    def open_store() -> WitnessedStore:
+        patience = {"beat": 0.05, "dead_after": 0.3} if "beat" in variant else {}
+        return kind(folder / "zombie.db", **patience)
+
+    pid = fork(folder, lambda: asyncio.run(live(open_store(), "zombie", variant)))
+    try:
+        await _until(folder, lambda ticks: Tick("zombie") in ticks, "the first tick")
+        await asyncio.sleep(delay)
+        await _stop(pid, folder)
+        if "beat" in variant:
+            await asyncio.sleep(0.4)
+        heir = await in_child(folder, lambda: asyncio.run(overtake(open_store(), variant)))
+        if heir != 0:
+            return [f"the heir failed: {(folder / 'trace.txt').read_text()}"]
+        os.kill(pid, signal.SIGCONT)
+        await _until(folder, lambda ticks: Tick("zombie", "stopped") in ticks, "the end of the zombie's tool")
+        await _until(folder, lambda ticks: Tick("zombie", "settled") in ticks, "the zombie to follow the heir")
+        (folder / "quit").touch()
+        return check_overtaken(folder)
+    except TimeoutError as error:
+        return [str(error)]
+    finally:
+        end(pid)
+
+
+async def _stop(pid: int, folder: Path) -> None:
+    """Stops the process outside of a transaction: in one, it would hold the file's lock, and nobody could overtake it."""
+    connection = apsw.Connection(str(folder / "zombie.db"))
+    try:
+        for _ in range(1000):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+            except apsw.BusyError:
+                os.kill(pid, signal.SIGCONT)
+                await asyncio.sleep(0.001)
+            else:
+                return
+    finally:
+        connection.close()
+    raise TimeoutError("the driver always holds the lock")
+
+
+async def _until(folder: Path, is_there: Callable[[list[Tick]], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not is_there(read_lines(folder / TICKS, Tick)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {PATIENCE:.0f} s for {what}")
+        await asyncio.sleep(0.002)
+
+
+def check_overtaken(folder: Path) -> list[str]:
+    connection = apsw.Connection(str(folder / "zombie.db"), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        row = sqlite_reads.find(connection, "", "s")
+        assert row is not None
+        events = [record.event for record in sqlite_reads.read(connection, row.uid, 0, None)]
+    finally:
+        connection.close()
+    return [*_check_appends(folder, row.head), *_check_log(events), *_check_ticks(folder)]
+
+
+def _check_appends(folder: Path, head: int) -> Iterator[str]:
+    appends = sorted(read_lines(folder / APPENDS, Appended), key=lambda append: append.first)
+    taken = [append for append in appends if append.taken]
+    if [seq for append in taken for seq in range(append.first, append.last + 1)] != list(range(1, head + 1)):
+        yield f"the appends do not make up the log: {taken}"
+    driven = [append for append in taken if append.epoch is not None]
+    if [append.epoch for append in driven] != sorted(append.epoch or 0 for append in driven):
+        yield f"an old epoch comes after a new one: {driven}"
+    overtaken = [append.by for append in driven]
+    if overtaken != sorted(overtaken, reverse=True):
+        yield f"the zombie's append comes after the heir's: {driven}"
+
+
+def _check_log(events: list[Event]) -> Iterator[str]:
+    ends = [event for event in events if isinstance(event, CallEnded)]
+    calls = [call for event in events if isinstance(event, ModelResponded) for call in event.message.calls]
+    if sorted(event.call for event in ends) != [call.call for call in calls]:
+        yield f"not every call has one end: {ends}"
+    if [event.parts for event in ends if event.call == 1] != [(Text("heir"),)]:
+        yield f"the result of the tool that ticked is not the heir's: {ends}"
+    resumed = [event.epoch for event in events if isinstance(event, RunResumed)]
+    if len(resumed) != 1:
+        yield f"the run was resumed {len(resumed)} times"
+    ended = [event.reason for event in events if isinstance(event, RunEnded)]
+    if ended != ["completed"]:
+        yield f"the run ended {ended}"
+    if unpaired(transcript(fold(events))):
+        yield "a call has no result behind it"
+
+
+def _check_ticks(folder: Path) -> Iterator[str]:
+    whats = [tick.what for tick in read_lines(folder / TICKS, Tick) if tick.by == "zombie"]
+    if "tick" in whats[whats.index("stopped") :]:
+        yield "the zombie's tool ticks after it was stopped"
