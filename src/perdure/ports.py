@@ -142,6 +142,10 @@ class Store(Protocol):
         """Gives up everything it owns."""
         ...
 
+    async def owners(self) -> Sequence[str]:
+        """The owners that are living now."""
+        ...
+
     async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
         """Raises the epoch, if nobody living owns the session (or by force)."""
         ...

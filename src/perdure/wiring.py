@@ -10,10 +10,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
-from perdure.core.errors import UsageError
+from perdure.core.errors import NotFound, UsageError
+from perdure.core.events import DecisionKind
 from perdure.core.views import Pending, Status
 from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store
-from perdure.runtime.agent import Agent
+from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
@@ -24,7 +25,6 @@ from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.world import World
 
 T = TypeVar("T")
-OutputT = TypeVar("OutputT")
 
 
 def resolve_store(store: str | Store) -> Store:
@@ -163,6 +163,23 @@ class Runtime:
     async def pending(self, *, tenant: str | None = None) -> list[Pending]:
         """What waits for a decision, over all sessions."""
         return await self._host.pending(tenant)
+
+    async def decide(self, pending: str, decision: DecisionKind, **answer: Any) -> Session[Any]:
+        """Answers a suspended call of any session; `answer` is as for Session.decide."""
+        uid = pending.split("-")[0]
+        try:
+            log = await self._host.load(uid)
+        except NotFound:
+            raise NotFound(f"Nothing pending has the id {pending!r}; list what waits with pending().") from None
+        session: Session[Any] = Session(self._host, log)
+        await session.decide(pending, decision, **answer)
+        return session
+
+    async def driver_of(self, session: Session[Any]) -> str | None:
+        """The living process that drives a session now, if any."""
+        row = await self._host.world.store.get(session.uid)
+        owner = row.owner if row else None
+        return owner if owner in await self._host.world.store.owners() else None
 
     def __enter__(self) -> Runtime:
         self._thread = LoopThread()

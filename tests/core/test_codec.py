@@ -115,7 +115,8 @@ def test_what_is_not_plain_data_is_refused(value: Any) -> None:
 
 
 def test_deep_nesting_is_not_read() -> None:
-    assert decode_json(encode_json(nested(MAX_NESTING))) == nested(MAX_NESTING)
+    deepest = [nested(MAX_NESTING - 1), [], {}]
+    assert decode_json(encode_json(deepest)) == deepest
     for depth in (MAX_NESTING + 1, 100_000):
         for opening, closing in (("[", "]"), ('{"a":', "}")):
             with pytest.raises(ValueError, match="nested"):

@@ -93,6 +93,14 @@ def test_a_key_is_written_once() -> None:
     assert index.add("a", 2).get("a") == 1
 
 
+def test_keys_can_be_free_again_in_a_copy() -> None:
+    index = Index[str, int]().add("a", 1).add("b", 2).add("c", 3)
+    freed = index.without(["b", "x"])
+    assert [freed.get(key) for key in "abc"] == [1, None, 3]
+    assert freed.add("b", 4).get("b") == 4
+    assert [index.get(key) for key in "abc"] == [1, 2, 3]
+
+
 def test_equality_looks_at_what_is_seen() -> None:
     old = buffer_of(1)
     old.add(2)

@@ -251,3 +251,10 @@ def test_a_fork_has_its_own_name_and_an_empty_queue() -> None:
         (),
     )
     assert list(fork.history) == list(fold(past).history)
+
+
+def test_a_fork_keeps_the_keys_of_its_past_and_frees_those_that_waited() -> None:
+    past = [OPENED, sent(1, key="read"), RunStarted(1, (1,)), sent(2, key="waited")]
+    fork = fold([*past, SessionOpened("f0", "fork", "clerk")])
+    assert fork.keys.get("read") is not None
+    assert fork.keys.get("waited") is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from msgspec.structs import replace
 from tests.crash.scenario import scenario
 
 from perdure.core import rules
@@ -76,10 +75,3 @@ class HastyStore(SqliteStore):
 
 def open_hasty(folder: Path) -> Store:
     return HastyStore(folder / "sweep.db")
-
-
-class CarelessStore(SqliteStore):
-    """Does not look at the epoch of an append."""
-
-    async def append(self, batch: Batch) -> None:
-        await super().append(replace(batch, epoch=None))

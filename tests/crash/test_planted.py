@@ -10,6 +10,7 @@ import pytest
 from tests.crash.plants import open_hasty, with_blind_rerun, without_intent
 from tests.crash.scenario import scenario
 from tests.crash.trials import kill_at
+from tests.crash.zombie import EpochlessStore, overtake_a_zombie
 
 from perdure.testing.sweep import OpenStore, Scenario, choose_points
 
@@ -35,3 +36,9 @@ async def test_a_planted_bug_is_caught(name: str, arena: Path) -> None:
             return
         seen += broken
     pytest.fail(f"not caught in {TRIALS} trials; seen: {Counter(line[:60] for line in seen)}")
+
+
+@pytest.mark.slow
+async def test_no_epoch_check_is_caught(arena: Path) -> None:
+    broken = await overtake_a_zombie(arena / "zombie", "naps", 0.0, EpochlessStore, patience=1.0)
+    assert any(line.startswith("the zombie appends after the heir") for line in broken), broken

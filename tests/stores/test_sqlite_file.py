@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -152,6 +153,7 @@ async def test_a_store_opened_by_many_at_once_is_made_once(tmp_path: Path) -> No
 async def test_one_object_may_be_opened_several_times_at_once(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     await asyncio.gather(store.open(), store.open())
+    assert len([thread for thread in threading.enumerate() if thread.name == "perdure-writer"]) == 1
     await store.append(first("s", 1))
     await store.close()
     await store.append(batch("s", 1, 2))
@@ -217,6 +219,7 @@ async def test_every_method_notices_a_fork(tmp_path: Path, kind: str) -> None:
             lambda: store.delete("s"),
             lambda: store.join("b"),
             lambda: store.leave("a"),
+            lambda: store.owners(),
             lambda: store.claim("s", "a"),
             lambda: store.release("s", epoch=1, head=1),
             lambda: store.runnable(["clerk"], now=0),
@@ -226,7 +229,7 @@ async def test_every_method_notices_a_fork(tmp_path: Path, kind: str) -> None:
             lambda: store.read_draft("s"),
         ]
     )
-    assert said == ["This Runtime was opened before fork(); open a new one in the child."] * 18
+    assert said == ["This Runtime was opened before fork(); open a new one in the child."] * 19
     await store.append(batch("s", 1, 2))
     assert data_of(await store.read("s")) == [1, 2]
     await store.close()

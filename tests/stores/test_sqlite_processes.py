@@ -126,6 +126,9 @@ async def test_other_processes_commits_are_told(tmp_path: Path) -> None:
         anything.clear()
         await other.ask("open", "unwatched")
         await asyncio.wait_for(anything.wait(), 20)
+        ends.append(store.watch("unwatched", heads.put_nowait))
+        while await asyncio.wait_for(heads.get(), 20) != 1:
+            pass  # who watches later is told the head without anybody moving it
         for end in ends:
             end()
 
@@ -144,6 +147,7 @@ async def test_a_killed_owner_is_dead_at_once(tmp_path: Path) -> None:
             await store.delete("s")
         owner.signal(signal.SIGKILL)
         await owner.end()
+        assert await store.owners() == ["heir"]
         assert await store.runnable(["clerk"], now=START) == ["s"]
         claim = await store.claim("s", "heir")
         assert claim is not None

@@ -46,7 +46,7 @@ async def test_concurrent_appends_share_commits(tmp_path: Path) -> None:
     store.on_commit = lambda: commits.append(1)
     await store.open()
     await asyncio.gather(*(store.append(first(f"s{n}", n)) for n in range(200)))
-    assert len(commits) <= 10
+    assert len(commits) <= 20
     assert data_of(await store.read("s199")) == [199]
     await store.close()
 
@@ -140,32 +140,77 @@ async def test_a_commit_of_unknown_fate_is_read_back(tmp_path: Path, connections
     await store.close()
 
 
-async def test_a_failed_write_is_forgotten(tmp_path: Path) -> None:
+async def test_a_failed_write_is_forgotten(tmp_path: Path, connections: list[apsw.Connection]) -> None:
     """A summary that was rolled back is not taken for the one in the row."""
     path = tmp_path / "store.db"
-    store, other = SqliteStore(path), SqliteStore(path)
-    fails = False
-
-    def committing() -> None:
-        if fails:
-            raise OSError("no")
-
-    store.on_commit = committing
-    await store.open()
+    other, store = SqliteStore(path), SqliteStore(path)
     await other.open()
-    await store.append(first("s", 1))
-    fails = True
+    await store.open()
+    await other.append(first("s", 1))
+    await store.append(batch("s", 1, 2))
+    writer_of(connections).pragma("max_page_count", 1)
     lost = Summary("clerk", "waiting")
-    with pytest.raises(StoreError):
-        await store.append(batch("s", 1, "lost", summary=lost))
-    fails = False
-    await other.append(batch("s", 1, 2))
-    await store.append(batch("s", 2, 3, summary=lost))
+    with pytest.raises(StoreError, match="full"):
+        await store.append(batch("s", 2, "x" * 100_000, summary=lost))
+    await other.append(batch("s", 2, 3))
+    await store.append(batch("s", 3, 4, summary=lost))
     row = await store.get("s")
     assert row is not None
     assert row.status == "waiting"
     await store.close()
     await other.close()
+
+
+async def test_another_objects_summary_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store, other = SqliteStore(path), SqliteStore(path)
+    await store.open()
+    await other.open()
+    mine = Summary("clerk", "waiting")
+    await store.append(first("s", 1, summary=mine))
+    await other.append(batch("s", 1, 2))
+    await store.append(batch("s", 2, 3, summary=mine))
+    row = await store.get("s")
+    assert row is not None
+    assert row.status == "waiting"
+    await store.close()
+    await other.close()
+
+
+async def test_commits_are_fsynced(tmp_path: Path, connections: list[apsw.Connection]) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.open()
+    await store.append(first("s", 1))
+    full = 2
+    assert writer_of(connections).pragma("synchronous") == full
+    await store.close()
+
+
+async def test_deletion_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    await store.open()
+    counts = apsw.Connection(str(path))
+
+    def left() -> dict[str, int]:
+        tables = ("sessions", "records", "metadata", "artifacts", "drafts")
+        return {table: counts.execute(f"SELECT count(*) FROM {table}").get for table in tables}
+
+    await store.join("a")
+    await store.append(first("s", 1, 2, 3, metadata={"k": "v"}))
+    await store.save_artifact("s", "d", b"data")
+    claim = await store.claim("s", "a")
+    assert claim is not None
+    await store.append_draft("s", b"draft", epoch=claim.epoch)
+    await store.append(first("fork", "f", base=("s", 2)))
+    await store.leave("a")
+    await store.delete("s")
+    assert left() == {"sessions": 2, "records": 3, "metadata": 0, "artifacts": 1, "drafts": 0}
+    await store.delete("fork")
+    # In one transaction, so that the deletion has to see records that are only gathered yet.
+    await asyncio.gather(store.append(first("t", 1)), store.delete("t"))
+    assert set(left().values()) == {0}
+    await store.close()
 
 
 async def fill(store: SqliteStore, size: int) -> int:
@@ -200,9 +245,9 @@ async def test_a_full_database(tmp_path: Path, connections: list[apsw.Connection
     assert head > 10
     await check_acknowledged(store, head, 20_000)
     results = await asyncio.gather(
-        *(store.append(first(f"t{n}", "x" * 20_000)) for n in range(3)), return_exceptions=True
+        store.append(first("small", "")), store.append(first("large", "x" * 20_000)), return_exceptions=True
     )
-    assert {type(result) for result in results} == {StoreError}
+    assert [type(result) for result in results] == [StoreError, StoreError]
     writer_of(connections).pragma("max_page_count", 1000)
     await store.append(batch("s", head, "x" * 20_000))
     await check_acknowledged(store, head + 1, 20_000)

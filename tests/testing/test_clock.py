@@ -104,6 +104,8 @@ def test_wall_time_is_set_apart() -> None:
     clock.set(START - DAY)
     clock.skip(10)
     assert (clock.now(), clock.monotonic(), fired) == (START - DAY + 10, 10.0, [1])
+    clock.set(START)
+    assert (clock.now(), clock.monotonic()) == (START, 10.0)
 
 
 def test_time_does_not_run_backwards() -> None:

@@ -108,6 +108,8 @@ async def test_text_comes_in_the_pieces_that_were_written() -> None:
     *pieces, response = await ask(ScriptedModel([Reply(deltas=["Hel", "", "lo"])]))
     assert pieces == [TextDelta("Hel"), TextDelta(""), TextDelta("lo")]
     assert response.parts == (Text("Hello"),)
+    response = (await ask(ScriptedModel([Reply("Hello", call("a"), deltas=["Hel", "lo"])])))[-1]
+    assert response.parts == (Text("Hello"), ToolCall(0, "a", "{}"))
 
 
 async def test_an_empty_answer_has_no_pieces() -> None:
@@ -208,8 +210,9 @@ async def test_a_script_that_is_over_says_so() -> None:
     with pytest.raises(ModelError, match=r"no more answers \(1 given, 1 written\)") as raised:
         await ask(model, history(1))
     assert raised.value.kind == "invalid_request"
-    with pytest.raises(ModelError, match="no more answers"):
-        await ask(model, history(7))
+    for beyond in (2, 7):
+        with pytest.raises(ModelError, match="no more answers"):
+            await ask(model, history(beyond))
 
 
 async def test_an_empty_script_has_no_answers() -> None:

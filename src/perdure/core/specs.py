@@ -39,7 +39,7 @@ class Limits(Plain, frozen=True):
     def __post_init__(self) -> None:
         for name in ("turns", "tokens", "cost_usd", "calls", "seconds"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
                 raise UsageError(f"Limits({name}={value!r}): give a number of at least 0, or None.")
         if self.at_limit not in ("stop", "answer"):
             raise UsageError(f"Limits(at_limit={self.at_limit!r}): take 'stop' or 'answer'.")

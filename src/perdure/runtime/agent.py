@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
@@ -19,7 +19,14 @@ from perdure.runtime.policy import Policy
 from perdure.runtime.schema import Codec, codec_of
 from perdure.runtime.tools import Tool, as_tool, check_names
 
-OutputT = TypeVar("OutputT")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    OutputT = TypeVar("OutputT", default=str)
+else:
+    from typing import TypeVar
+
+    OutputT = TypeVar("OutputT")
 
 Instructions = str | Callable[[ToolContext[Any, Any]], str | Awaitable[str]]
 ModelChoice = str | Model | Sequence[str | Model]

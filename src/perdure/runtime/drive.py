@@ -7,8 +7,9 @@ intents dropped and the rules asked again. Rule 3: a stale epoch appends nothing
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from msgspec.structs import replace
 
@@ -50,6 +51,8 @@ from perdure.runtime.perform import perform
 from perdure.runtime.perform_call import check_now, start_of
 from perdure.runtime.perform_model import run_models
 from perdure.runtime.world import World
+
+T = TypeVar("T")
 
 STORE_PATIENCE = (0.1, 0.5, 2.0, 5.0)
 CANCEL_GRACE = 2.0
@@ -244,28 +247,32 @@ class Driver:
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
         facts = len(self._facts)
-        for patience in (*STORE_PATIENCE, None):
-            try:
-                await self._log.append(change, epoch=self._epoch)
-            except StaleEpoch:
-                raise
-            except Conflict:
-                await self._log.refresh()
-                return False
-            except StoreError:
-                if patience is None:
-                    raise
-                await sleep(self._world.clock, patience)
-            else:
-                del self._facts[:facts]
-                return True
-        return False
+        try:
+            await self._patiently(partial(self._log.append, change, epoch=self._epoch))
+        except StaleEpoch:
+            raise
+        except Conflict:
+            await self._patiently(self._log.refresh)
+            return False
+        del self._facts[:facts]
+        return True
 
     async def _release(self) -> bool:
-        released = await self._world.store.release(self._log.uid, epoch=self._epoch, head=self._log.state.seq)
+        head = self._log.state.seq
+        release = partial(self._world.store.release, self._log.uid, epoch=self._epoch, head=head)
+        released = await self._patiently(release)
         if not released:
-            await self._log.refresh()
+            await self._patiently(self._log.refresh)
         return released
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """A store that is out of order for a while must not cost us what is in flight."""
+        for patience in STORE_PATIENCE:
+            try:
+                return await ask()
+            except StoreError:
+                await sleep(self._world.clock, patience)
+        return await ask()
 
     def _launch(self, flight: Flight) -> None:
         if not self._flights:
@@ -286,7 +293,7 @@ class Driver:
             if self._grounded:
                 raise
             event = flight.broken_off() if flight.cause else flight.failed("it cancelled itself")
-        except Exception as error:  # noqa: BLE001 - middleware is user code
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - models and middleware are user code
             event = flight.failed(describe(error))
         self._land(flight, event)
 

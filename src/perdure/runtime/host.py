@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from secrets import token_hex
@@ -9,21 +10,22 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from perdure.core.commands import Command
-from perdure.core.errors import Conflict, NotFound, PerdureError, StaleEpoch, UsageError
+from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StaleEpoch, UsageError
 from perdure.core.events import Event, Origin, SessionOpened
 from perdure.core.fork import fork_events
 from perdure.core.rules import accept
 from perdure.core.state import RunSummary, SessionState, fold
-from perdure.core.views import Pending
+from perdure.core.views import Pending, summarise
 from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
 from perdure.runtime.agent import Agent, Binding, bind
 from perdure.runtime.drive import Driver
-from perdure.runtime.log import Change, SessionLog
+from perdure.runtime.log import Change, SessionLog, as_kept
 from perdure.runtime.schema import to_plain
 from perdure.runtime.world import World, schema_key
 
 KEPT_WARM = 100
 MAX_TRIES = 1000
+LET_GO_TRIES = 200
 
 
 class Host:
@@ -37,6 +39,7 @@ class Host:
         self._logs: WeakValueDictionary[str, SessionLog] = WeakValueDictionary()
         self._warm: OrderedDict[str, SessionLog] = OrderedDict()
         self._drivers: dict[str, Driver] = {}
+        self._dropped: set[str] = set()
         self._stopping = False
 
     async def start(self) -> None:
@@ -165,7 +168,7 @@ class Host:
             if not events:
                 return ()
             change = Change(state)
-            change.add(events)
+            change.add(map(as_kept, events))
             try:
                 await log.append(change)
             except Conflict:
@@ -183,7 +186,7 @@ class Host:
         """Drives one session until it settles, waits, or somebody else takes over."""
         log = await self.load(uid)
         binding = self._bindings.get(log.state.agent)
-        if binding is None:
+        if binding is None or not await self._has_work(log):
             return
         try:
             claim = await self.world.store.claim(uid, self._owner)
@@ -196,11 +199,23 @@ class Host:
         except StaleEpoch:
             await log.refresh()
         except Exception as error:
-            # Whoever awaits the run here must not wait for ever; the session itself stays runnable.
+            # Whoever awaits the run here must not wait for ever. The session stays runnable, but nobody else will look
+            # after it while we live and own it.
+            self._dropped.add(uid)
             log.fail(error)
             raise
         finally:
             self._drivers.pop(uid, None)
+
+    async def _has_work(self, log: SessionLog) -> bool:
+        """Claims are not for free: a submission that came while the session was driven has mostly been served."""
+        for look_again in (True, False):
+            summary = summarise(log.state)
+            if summary.runnable or (summary.wake_at is not None and summary.wake_at <= self.world.clock.now()):
+                return True
+            if look_again:
+                await log.refresh()
+        return False
 
     async def fork(self, log: SessionLog, at: int | None, id: str | None) -> SessionLog:
         await log.refresh()
@@ -228,7 +243,16 @@ class Host:
         return self._keep(fork)
 
     async def delete(self, log: SessionLog) -> None:
-        await self.world.store.delete(log.uid)
+        for tries_left in reversed(range(LET_GO_TRIES)):
+            try:
+                await self.world.store.delete(log.uid)
+                break
+            except Refused:
+                await log.refresh()
+                # If its work is done, whoever drove it lets go of it at this very moment.
+                if summarise(log.state).status != "idle" or not tries_left:
+                    raise
+                await asyncio.sleep(0.01)
         log.close()
         self._logs.pop(log.uid, None)
         self._warm.pop(log.uid, None)
@@ -252,7 +276,9 @@ class Host:
 
     async def _sweep(self) -> Sequence[str]:
         now = self.world.clock.now()
-        return await self.world.store.runnable(list(self._bindings), now=now)
+        found = await self.world.store.runnable(list(self._bindings), now=now)
+        dropped, self._dropped = self._dropped, set()
+        return [*found, *dropped.difference(found)]
 
     def _keep(self, log: SessionLog) -> SessionLog:
         self._logs[log.uid] = log

@@ -9,13 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from perdure.core.codec import encode_event
-from perdure.core.errors import Conflict, NotFound, Refused
+from perdure.core.errors import Conflict, NotFound, Refused, StoreError, UsageError
 from perdure.core.events import Event, ModelFailed, ModelResponded
 from perdure.core.state import SessionState, evolve, new_state
 from perdure.core.views import summarise
 from perdure.ports import Batch, Clock, Entry, Opening, Record, Store
+from perdure.runtime.clock import sleep
 from perdure.runtime.feed import Feed
+
+ASK_AGAIN_AFTER = 1.0
+
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def as_kept(event: Event) -> Event:
+    """The event as it will be read back; a UsageError if callers or user code put in what no log can hold."""
+    try:
+        return _decoder.decode(encode_event(event))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{type(event).__name__} cannot hold what it was given: {error}.") from None
 
 
 class Change:
@@ -64,6 +79,7 @@ class SessionLog:
     async def refresh(self) -> None:
         async with self._lock:
             await self._catch_up()
+        self._heed_hint()
 
     async def append(self, change: Change, *, epoch: int | None = None, opening: Opening | None = None) -> None:
         """Commits the change durably, then shows it to whoever watches."""
@@ -88,8 +104,7 @@ class SessionLog:
                 )
             )
             self._apply(change, at)
-            if self._hint > self.state.seq:
-                await self._catch_up()
+        self._heed_hint()
 
     def until(self, predicate: Callable[[SessionState], bool]) -> asyncio.Future[None]:
         """Done as soon as the committed state satisfies the predicate."""
@@ -136,9 +151,23 @@ class SessionLog:
         if head <= self.state.seq:
             return
         self._hint = max(self._hint, head)
-        # While an append of ours is under way the news is most likely our own; it looks at the hint when it is done.
-        if not self._lock.locked() and (self._refreshing is None or self._refreshing.done()):
-            self._refreshing = asyncio.ensure_future(self.refresh())
+        # While an append of ours is under way the news is most likely our own; who holds the lock looks afterwards.
+        if not self._lock.locked():
+            self._heed_hint()
+
+    def _heed_hint(self) -> None:
+        if self._hint > self.state.seq and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.ensure_future(self._follow_hint())
+
+    async def _follow_hint(self) -> None:
+        """Nobody tells us twice, so a store that is out of order for a while is asked again."""
+        while self._hint > self.state.seq:
+            try:
+                await self.refresh()
+            except NotFound:
+                return
+            except StoreError:
+                await sleep(self._clock, ASK_AGAIN_AFTER)
 
     async def _catch_up(self) -> None:
         records = await self._store.read(self.uid, after=self.state.seq)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from perdure.core.actions import Action, CallModel, CheckCall, RunTool
-from perdure.core.codec import encode_event
 from perdure.core.errors import UsageError
 from perdure.core.events import CallChecked, CallEnded, Event, ModelFailed, ModelResponded
+from perdure.core.messages import AssistantMessage
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
+from perdure.runtime.log import as_kept
 from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import check_call, run_tool
-from perdure.runtime.perform_model import call_model
+from perdure.runtime.perform_model import call_model, number_calls
 
 
 async def perform(desk: Desk, flight: Flight) -> Event:
@@ -29,20 +32,21 @@ async def perform(desk: Desk, flight: Flight) -> Event:
                 raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
 
     if not layers:
-        return await innermost(flight.action)
-    return _fitting(flight, await compose(layers, innermost)(flight.action))
+        return as_kept(await innermost(flight.action))
+    return as_kept(_fitting(desk, flight.action, await compose(layers, innermost)(flight.action)))
 
 
-def _fitting(flight: Flight, event: object) -> Event:
+def _fitting(desk: Desk, action: Action, event: object) -> Event:
     """Middleware may answer by itself, but only with the kind of event that the action comes to."""
-    match flight.action, event:
-        case (CallModel(), ModelResponded() | ModelFailed()):
-            encode_event(event)
+    match action, event:
+        case (CallModel(), ModelResponded(message=message)):
+            parts = number_calls(message.parts, desk.log.state.calls)
+            return replace(event, message=AssistantMessage(parts))
+        case (CallModel(), ModelFailed()):
             return event
-        case (CheckCall(call=call), CallChecked(call=about)) | (RunTool(call=call), CallEnded(call=about)) if (
-            call == about
-        ):
-            encode_event(event)
-            return event
+        case (CheckCall(call=call), CallChecked(call=about)) | (RunTool(call=call), CallEnded(call=about)):
+            if call == about:
+                return event
         case _:
-            raise UsageError(f"Middleware answered {type(flight.action).__name__} with {type(event).__name__}.")
+            pass
+    raise UsageError(f"Middleware answered {action} with {type(event).__name__}, which does not fit.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from random import random
 from typing import Any
 
@@ -26,6 +26,8 @@ from perdure.runtime.world import schema_key
 
 MAX_ATTEMPTS = 4
 LONGEST_WAIT = 60.0
+PLAIN_TEXT = {"type": "string"}
+"""The schema of `output=str`, by which a run asks for words although its agent has a type."""
 
 
 async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> Event:
@@ -85,7 +87,7 @@ async def _build_request(
         transcript(state),
         () if action.final else desk.binding.spec.tools,
         settings,
-        run.output,
+        None if run.output == PLAIN_TEXT else run.output,
     )
 
 
@@ -97,24 +99,27 @@ async def _ask(
         try:
             return await _stream(desk, model, request)
         except ModelError as error:
-            if not error.retryable or attempt == MAX_ATTEMPTS:
+            if not error.retryable:
                 return error
-            wait = error.retry_after
-            if wait is None:
-                wait = random() * min(LONGEST_WAIT, 0.5 * 2**attempt)
-            elif wait > LONGEST_WAIT:
-                return error
+            wait = _wait_after(error, attempt)
             desk.publish(AttemptDiscarded(action.turn, attempt, str(error)))
-            desk.note(
-                Noted(
-                    "model_attempt",
-                    {"turn": action.turn, "attempt": attempt, "kind": error.kind, "wait": round(wait, 3)},
-                )
-            )
-            await sleep(desk.world.clock, wait)
+            what = {"turn": action.turn, "model": model.name, "attempt": attempt, "kind": error.kind, "wait": wait}
+            desk.note(Noted("model_attempt", what))
+            if wait is None:
+                return error
         except Exception as error:  # noqa: BLE001 - a model may be anybody's code
             return ModelFailed("internal", describe(error))
+        await sleep(desk.world.clock, wait)
     return ModelFailed("internal", "no attempt was made")
+
+
+def _wait_after(error: ModelError, attempt: int) -> float | None:
+    """Seconds until the next attempt; None if there shall be none."""
+    if attempt == MAX_ATTEMPTS:
+        return None
+    if error.retry_after is None:
+        return round(random() * min(LONGEST_WAIT, 0.5 * 2**attempt), 3)
+    return max(0.0, error.retry_after) if error.retry_after <= LONGEST_WAIT else None
 
 
 async def _stream(desk: Desk, model: Model, request: ModelRequest) -> ModelResponse:
@@ -134,16 +139,9 @@ async def _stream(desk: Desk, model: Model, request: ModelRequest) -> ModelRespo
 
 
 def _responded(desk: Desk, state: SessionState, run: RunState, model: Model, response: ModelResponse) -> Event:
-    parts: list[AnswerPart] = []
-    ordinal = state.calls
-    for part in response.parts:
-        if isinstance(part, ToolCall):
-            ordinal += 1
-            part = ToolCall(ordinal, part.name, part.arguments, part.id)
-        parts.append(part)
-    message = AssistantMessage(tuple(parts))
+    message = AssistantMessage(number_calls(response.parts, state.calls))
     usage = _settle(run, state, response.usage, message)
-    calls = ordinal > state.calls
+    calls = bool(message.calls)
     output, invalid = (None, "") if calls else _check_output(desk, run, message.text)
     stop = "calls" if calls and response.stop == "end" else response.stop
     return ModelResponded(
@@ -155,6 +153,17 @@ def _responded(desk: Desk, state: SessionState, run: RunState, model: Model, res
         output=output,
         invalid=invalid,
     )
+
+
+def number_calls(parts: Iterable[AnswerPart], last: int) -> tuple[AnswerPart, ...]:
+    """The parts with our ordinals on their calls, which go on from the last one of the session."""
+    numbered: list[AnswerPart] = []
+    for part in parts:
+        if isinstance(part, ToolCall):
+            last += 1
+            part = ToolCall(last, part.name, part.arguments, part.id)
+        numbered.append(part)
+    return tuple(numbered)
 
 
 def _settle(run: RunState, state: SessionState, usage: Usage | None, message: AssistantMessage) -> Usage:
@@ -172,7 +181,7 @@ def _check_output(desk: Desk, run: RunState, text: str) -> tuple[object, str]:
     binding, world = desk.binding, desk.world
     codec = binding.output if run.output == binding.spec.output else world.outputs.get(schema_key(run.output))
     try:
-        value = decode_json(text)
+        value = text if run.output == PLAIN_TEXT else decode_json(text)
         return (value if codec is None else codec.encode(codec.decode(value))), ""
     except ValueError as error:
         return None, str(error)

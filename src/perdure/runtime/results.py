@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal
 
 import msgspec
 
@@ -10,8 +10,7 @@ from perdure.core.errors import RunIncomplete
 from perdure.core.events import DecisionKind, EndReason
 from perdure.core.messages import JSON, Usage
 from perdure.core.views import Pending
-
-OutputT = TypeVar("OutputT")
+from perdure.runtime.agent import OutputT
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -53,7 +52,7 @@ class RunResult(Generic[OutputT]):
     def output(self) -> OutputT:
         """The answer; raises RunIncomplete unless the run completed."""
         if self.reason != "completed":
-            detail = f": {self.detail}" if self.detail else ""
+            detail = f": {self.detail.rstrip('.')}" if self.detail else ""
             what = "waits for a decision; answer result.pending" if self.pending else f"is {self.reason}{detail}"
             raise RunIncomplete(f"Run {self.run} has no output: it {what}.", self)
         return self._output  # pyright: ignore[reportReturnType] - completed, so it is there

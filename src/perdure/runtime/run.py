@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from perdure.core.deltas import AttemptDiscarded, Delta, DeltasDropped, TextDelta
 from perdure.core.errors import UsageError
@@ -12,12 +12,11 @@ from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, in_flight
 from perdure.core.views import pending_of
 from perdure.ports import Record
+from perdure.runtime.agent import OutputT
 from perdure.runtime.follow import follow
 from perdure.runtime.host import Host
 from perdure.runtime.log import SessionLog
 from perdure.runtime.results import RunResult
-
-OutputT = TypeVar("OutputT")
 
 
 class Run(Generic[OutputT]):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.commands import ContinueRun, Decide, SendInput, StopRun
@@ -18,18 +19,19 @@ from perdure.core.state import SessionState
 from perdure.core.transcript import transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
+from perdure.runtime.agent import OutputT
 from perdure.runtime.follow import follow
 from perdure.runtime.host import Host
 from perdure.runtime.log import SessionLog
-from perdure.runtime.media import Input, to_parts
+from perdure.runtime.media import Input, clean_text, to_parts
 from perdure.runtime.results import Decision, RunResult
 from perdure.runtime.run import Run
 from perdure.runtime.schema import codec_of, to_plain
 from perdure.runtime.world import schema_key
 
-OutputT = TypeVar("OutputT")
-
 Answer = DecisionKind | Decision | None
+START_PATIENCE = 3.0
+
 OnPending = Callable[[Pending], Answer | Awaitable[Answer]]
 
 
@@ -95,6 +97,7 @@ class Session(Generic[OutputT]):
         for digest, data in artifacts.items():
             await self._host.world.store.save_artifact(self.uid, digest, data)
         digest = digest_of(encode_json(parts)) if key is not None else ""
+        key = None if key is None else clean_text(key)
         before = self._log.state.seq
         events = await self._host.request(self._log, SendInput(parts, busy, key, digest, overrides))
         accepted = next((event.input for event in events if isinstance(event, InputAccepted)), None)
@@ -115,18 +118,28 @@ class Session(Generic[OutputT]):
         settings: ModelSettings | None = None,
         on_pending: OnPending | None = None,
     ) -> RunResult[OutputT]:
-        """Goes on after a limit, a stop or a failure, without new input; waits for what is still open."""
+        """Goes on after a limit, a stop or a failure, without new input, and waits; an open run is waited for."""
+        return await self._finish(await self.go_on(limits=limits, model=model, settings=settings), on_pending)
+
+    async def go_on(
+        self,
+        *,
+        limits: Limits | None = None,
+        model: str | Model | None = None,
+        settings: ModelSettings | None = None,
+    ) -> Run[OutputT]:
+        """What `resume` waits for, as a handle."""
         self._host.require_driver(self._log)
         await self._log.refresh()
         state = self._log.state
         if state.run is not None:
             self._host.submit(self.uid)
-            return await self._finish(Run(self._host, self._log, state.run.inputs[0]), on_pending)
+            return Run(self._host, self._log, state.run.inputs[0])
         before = state.seq
         command = ContinueRun(self._overrides(model, limits, settings, None))
         events = await self._host.request(self._log, command)
         number = next(event.input for event in events if isinstance(event, InputAccepted))
-        return await self._finish(Run(self._host, self._log, number, after=before), on_pending)
+        return Run(self._host, self._log, number, after=before)
 
     async def decide(
         self,
@@ -155,11 +168,11 @@ class Session(Generic[OutputT]):
 
     async def stop(self, *, by: str = "") -> None:
         """Graceful: tools in flight finish, the model's stream is broken off."""
-        await self._host.request(self._log, StopRun("stop", by))
+        await self._end(StopRun("stop", by))
 
     async def cancel(self, *, by: str = "") -> None:
         """Force: what does not end within two seconds is left behind, and the log says so."""
-        await self._host.request(self._log, StopRun("cancel", by))
+        await self._end(StopRun("cancel", by))
 
     async def fork(self, *, at: int | None = None, id: str | None = None) -> Session[OutputT]:
         """The same past up to `at` (default: now), its own future."""
@@ -189,6 +202,18 @@ class Session(Generic[OutputT]):
         """What waits for a decision."""
         await self._log.refresh()
         return pending_of(self._log.state)
+
+    async def _end(self, command: StopRun) -> None:
+        """An input that was accepted a moment ago has no run to end yet: its driver is about to start one."""
+        log = self._log
+        log.attach()
+        try:
+            await log.refresh()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(log.until(lambda state: bool(state.run) or not state.queue), START_PATIENCE)
+        finally:
+            log.detach()
+        await self._host.request(log, command)
 
     async def _finish(self, run: Run[OutputT], on_pending: OnPending | None) -> RunResult[OutputT]:
         result = await run

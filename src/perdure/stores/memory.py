@@ -40,7 +40,7 @@ class _Log(msgspec.Struct):
     epoch: int = 0
     owner: str | None = None
     deleted: bool = False
-    forks: dict[int, int] = {}
+    forks: int = 0
     artifacts: dict[str, bytes] = {}
     draft: list[bytes] = []
 
@@ -130,7 +130,7 @@ class MemoryStore:
         self._last_no = no = self._last_no + 1
         log = _Log(no, batch.session, opening, base, batch.expect, batch.summary, None, at, at)
         if base is not None:
-            base.forks[no] = batch.expect
+            base.forks += 1
         self._logs[batch.session] = log
         self._uids[key] = batch.session
         return log
@@ -152,6 +152,7 @@ class MemoryStore:
 
     def watch(self, session: str | None, notify: Callable[[int], None]) -> Callable[[], None]:
         self._check_use()
+        terms.check_text(session or "")
         token = object()
         self._watchers.setdefault(session, {})[token] = (asyncio.get_running_loop(), notify)
 
@@ -205,12 +206,11 @@ class MemoryStore:
     def _purge(self, log: _Log) -> None:
         while log.deleted:
             if log.forks:
-                del log.lines[max(0, max(log.forks.values()) - log.start) :]
                 return
             del self._logs[log.uid]
             if log.base is None:
                 return
-            log.base.forks.pop(log.no, None)
+            log.base.forks -= 1
             log = log.base
 
     # Ownership
@@ -226,6 +226,10 @@ class MemoryStore:
         for log in self._logs.values():
             if log.owner == owner:
                 log.owner = None
+
+    async def owners(self) -> Sequence[str]:
+        self._check_use()
+        return sorted(self._owners)
 
     async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
         self._check_use()

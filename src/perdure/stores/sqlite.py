@@ -109,7 +109,9 @@ class SqliteStore:
         return await self._ask(partial(sqlite_reads.read, session=session, after=after, limit=limit))
 
     def watch(self, session: str | None, notify: Callable[[int], None]) -> Callable[[], None]:
-        return self._use().watch.add(session, notify)
+        parts = self._use()
+        terms.check_text(session or "")
+        return parts.watch.add(session, notify)
 
     # Sessions
 
@@ -140,6 +142,10 @@ class SqliteStore:
     async def leave(self, owner: str) -> None:
         owners = self._use().owners
         await self._write(partial(sqlite_writes.leave, owners=owners, owner=owner))
+
+    async def owners(self) -> Sequence[str]:
+        owners = self._use().owners
+        return await self._ask(lambda _: sorted(owners.living()))
 
     async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
         owners = self._use().owners

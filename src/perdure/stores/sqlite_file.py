@@ -114,7 +114,7 @@ class SqliteFile:
             try:
                 return self._migrate(connection)
             except apsw.BusyError:
-                # The switch to a write-ahead log does not wait for others by itself.
+                # Of many that make a new file at once, a few in a thousand are turned away without waiting.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)

@@ -35,6 +35,7 @@ class Watch:
         self._beat = beat
         self._watchers: dict[asyncio.AbstractEventLoop, dict[str | None, dict[object, Notify]]] = {}
         self._seen: dict[str, int] = {}
+        self._fresh = False
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -48,6 +49,7 @@ class Watch:
             self._watchers.setdefault(loop, {}).setdefault(session, {})[token] = notify
             if session is not None:
                 self._seen[session] = _UNSEEN
+                self._fresh = True
         if first:
             self.start()
 
@@ -111,13 +113,10 @@ class Watch:
     def _look(self, foreign: _Foreign) -> None:
         with self._lock:
             seen = dict(self._seen)
-        heads = foreign.heads(seen)
+            fresh, self._fresh = self._fresh, False
+        heads = foreign.heads(seen, fresh)
         if heads is None:
             return
-        with self._lock:
-            for session, head in seen.items():
-                if head == _UNSEEN and self._seen.get(session) == _UNSEEN:
-                    self._seen[session] = 0
         for loop in self.loops():
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(self.tell, loop, heads)
@@ -132,13 +131,13 @@ class _Foreign:
         self._version = -1
         self._numbers: dict[str, int] = {}
 
-    def heads(self, seen: dict[str, int]) -> list[Head] | None:
+    def heads(self, seen: dict[str, int], fresh: bool) -> list[Head] | None:
         """The sessions whose head is not the one seen last; None if nobody committed since the last look."""
         try:
             if self._connection is None:
                 self._connection = self._file.reader()
             version = self._connection.pragma("data_version")
-            if version == self._version and _UNSEEN not in seen.values():
+            if version == self._version and not fresh:
                 return None
             heads = self._moved(self._connection, seen)
             self._version = version

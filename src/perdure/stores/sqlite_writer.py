@@ -46,51 +46,40 @@ _ENVIRONMENT = (
 
 
 class Writer:
+    """The thread, its connection and its queue."""
+
     def __init__(self, file: SqliteFile, watch: Watch, on_commit: Callable[[], None] | None) -> None:
         self._file = file
         self._watch = watch
         self._on_commit = on_commit
         self._connection: Connection | None = None
         self._appends: Appends | None = None
-        self._outbox: dict[Loop, list[Request]] = {}
-        self._queue: SimpleQueue[list[Request] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="perdure-writer", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> asyncio.Future[object]:
-        """What one tick of a loop submits is handed over together, at the end of the tick."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
-        waiting = self._outbox.get(loop)
-        if waiting is None:
-            waiting = self._outbox[loop] = []
-            loop.call_soon(self._hand_over, loop)
-        waiting.append((loop, future, work))
+        self._queue.put((loop, future, work))
         return future
 
     def close(self) -> None:
         """Ends the thread, after it has written what was submitted before."""
-        for loop in list(self._outbox):
-            self._hand_over(loop)
         self._queue.put(None)
 
     def join(self) -> None:
         self._thread.join()
 
-    def _hand_over(self, loop: Loop) -> None:
-        waiting = self._outbox.pop(loop, None)
-        if waiting:
-            self._queue.put(waiting)
-
     def _run(self) -> None:
         open_ = True
         while open_:
-            bundle = self._queue.get()
+            request = self._queue.get()
             group: list[Request] = []
             with contextlib.suppress(Empty):
-                while bundle is not None:
-                    group += bundle
-                    bundle = self._queue.get_nowait()
+                while request is not None:
+                    group.append(request)
+                    request = self._queue.get_nowait()
                 open_ = False
             if group:
                 self._serve(group)

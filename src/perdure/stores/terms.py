@@ -55,7 +55,7 @@ def wake_of(summary: Summary) -> int | None:
     """When the session has work, in microseconds: 0 is now, None never."""
     if summary.runnable:
         return 0
-    return None if summary.wake_at is None else max(1, micros(summary.wake_at))
+    return None if summary.wake_at is None else micros(summary.wake_at)
 
 
 def encode_summary(summary: Summary) -> bytes:

@@ -81,12 +81,8 @@ async def check_stale_epoch(make_store: MakeStore, beside: Beside = None) -> Non
         new = await store.claim("s", "new", force=True)
         expect(old is not None and new is not None and new.epoch > old.epoch, "a claim raises the epoch")
         stale, fresh = (old.epoch, new.epoch) if old and new else (0, 0)
-        await refused(
-            StaleEpoch, store.append(batch("s", 1, "no", epoch=stale)), "a stale epoch appends nothing"
-        )
-        await refused(
-            StaleEpoch, store.append(batch("s", 0, "no", epoch=stale)), "stale comes before conflict"
-        )
+        await refused(StaleEpoch, store.append(batch("s", 1, "no", epoch=stale)), "a stale epoch appends nothing")
+        await refused(StaleEpoch, store.append(batch("s", 0, "no", epoch=stale)), "stale comes before conflict")
         await refused(StaleEpoch, store.append_draft("s", b"no", epoch=stale), "a stale epoch drafts nothing")
         await refused(StaleEpoch, store.release("s", epoch=stale, head=1), "a stale epoch releases nothing")
         await refused(StaleEpoch, store.append(batch("s", 1, "no", epoch=fresh + 1)), "no epoch is skipped")
@@ -113,9 +109,7 @@ async def check_concurrent_appenders(make_store: MakeStore, beside: Beside = Non
         expect([record.seq for record in records] == list(range(1, 82)), "seq has no gap under concurrency")
         for number in range(16):
             mine = [item for item in data_of(records)[1:] if item[0] == number]
-            expect(
-                mine == [[number, count] for count in range(1, 6)], "each appender's facts are there in order"
-            )
+            expect(mine == [[number, count] for count in range(1, 6)], "each appender's facts are there in order")
             own = data_of(await other.read(f"own-{number}"))
             expect(own == [0, 1, 2, 3, 4, 5], "sessions do not mix")
 
@@ -205,9 +199,7 @@ async def check_hostile_payloads(make_store: MakeStore, beside: Beside = None) -
         for payload in (b"", b"not json", b"\xff\x00", b'{"type":"Unheard"}', b"[" * 100_000, b"1" * 5000):
             uid = f"raw-{payload[:9]!r}"
             await store.append(Batch(uid, 0, (Entry(START, 0, payload),), IDLE, opening=Opening("", uid, {})))
-            await refused(
-                StoreError, store.read(uid), "bytes that are no event are refused when they are read"
-            )
+            await refused(StoreError, store.read(uid), "bytes that are no event are refused when they are read")
 
 
 async def check_hostile_values(make_store: MakeStore, beside: Beside = None) -> None:
@@ -238,6 +230,11 @@ async def check_hostile_values(make_store: MakeStore, beside: Beside = None) -> 
             store.load_artifact("s", "\ud800"),
         ):
             await refused(UsageError, asked, "nor is it a name to ask for")
+
+        async def watch() -> object:
+            return store.watch("\ud800", lambda head: None)
+
+        await refused(UsageError, watch(), "nor one to watch")
 
 
 async def check_closed(make_store: MakeStore, beside: Beside = None) -> None:

@@ -32,13 +32,9 @@ async def check_row(make_store: MakeStore, beside: Beside = None) -> None:
         await store.append(first("s", 1, tenant="acme", metadata={"order": "7"}, summary=READY))
         row = await store.get("s")
         expect(row is not None and row.summary == READY, "the row has the summary")
-        expect(
-            row is not None and (row.agent, row.status) == ("clerk", "running"), "agent and status are shown"
-        )
+        expect(row is not None and (row.agent, row.status) == ("clerk", "running"), "agent and status are shown")
         expect(row is not None and row.metadata == {"order": "7"}, "metadata is kept")
-        expect(
-            row is not None and (row.head, row.epoch, row.owner) == (1, 0, None), "nobody owns a new session"
-        )
+        expect(row is not None and (row.head, row.epoch, row.owner) == (1, 0, None), "nobody owns a new session")
         expect(row is not None and row.created_at == row.updated_at == START, "times are the entries'")
         other = Summary("teller", "waiting", wake_at=START + 9.5, pending=WAITING.pending)
         changed = batch("s", 1, 2, summary=other)
@@ -66,8 +62,10 @@ async def check_claim_and_release(make_store: MakeStore, beside: Beside = None) 
     async with make_store() as store:
         await store.append(first("s", 1))
         await refused(UsageError, store.claim("s", "a"), "who has not joined cannot claim")
+        expect(list(await store.owners()) == [], "nobody has joined")
         await store.join("a")
         await store.join("a")
+        expect(list(await store.owners()) == ["a"], "who joined is living, once")
         await refused(NotFound, store.claim("nobody", "a"), "an unknown session cannot be claimed")
         await refused(NotFound, store.release("nobody", epoch=1, head=1), "nor released")
         expect(await store.claim("s", "a") == Claim(1, 1), "a free session can be claimed")
@@ -81,6 +79,8 @@ async def check_claim_and_release(make_store: MakeStore, beside: Beside = None) 
 
 async def _contend(store: Store, other: Store) -> None:
     await other.join("b'\x00/..")
+    for either in (store, other):
+        expect(sorted(await either.owners()) == ["a", "b'\x00/.."], "everybody sees all who are living")
     expect(await other.claim("s", "b'\x00/..") is None, "a living owner's session cannot be claimed")
     row = await other.get("s")
     expect(row is not None and (row.owner, row.epoch) == ("a", 2), "a refused claim changes nothing")
@@ -98,6 +98,7 @@ async def _contend(store: Store, other: Store) -> None:
     expect(await other.claim("s", "b'\x00/..") == Claim(5, 2), "and others may claim it")
     await refused(UsageError, store.claim("s", "a"), "who left cannot claim")
     await other.leave("b'\x00/..")
+    expect(list(await store.owners()) == [], "who left is not living")
 
 
 async def check_runnable(make_store: MakeStore, beside: Beside = None) -> None:
@@ -109,13 +110,9 @@ async def check_runnable(make_store: MakeStore, beside: Beside = None) -> None:
         await store.append(first("old", 1, summary=READY, at=START + 30))
         await store.append(first("idle", 1))
         await store.append(first("foreign", 1, summary=replace(READY, agent="someone'; --")))
-        expect(
-            list(await store.runnable(agents, now=START)) == ["old", "young"], "work is found, oldest first"
-        )
+        expect(list(await store.runnable(agents, now=START)) == ["old", "young"], "work is found, oldest first")
         found = await store.runnable([*agents, "someone'; --"], now=START + 60)
-        expect(
-            list(found) == ["foreign", "old", "later", "young"], f"and what is due, of all agents ({found})"
-        )
+        expect(list(found) == ["foreign", "old", "later", "young"], f"and what is due, of all agents ({found})")
         expect(list(await store.runnable(agents, now=START + 60, limit=1)) == ["old"], "the limit holds")
         expect(list(await store.runnable([], now=START + 60)) == [], "no agents, no work")
         await store.join("a")
@@ -125,9 +122,7 @@ async def check_runnable(make_store: MakeStore, beside: Beside = None) -> None:
         expect(await store.release("old", epoch=1, head=2), "the owner releases it")
         expect("old" in await store.runnable(agents, now=START), "what was released with work is offered")
         await store.append(batch("young", 1, 2))
-        expect(
-            list(await store.runnable(agents, now=START)) == ["old"], "what has no more work is not offered"
-        )
+        expect(list(await store.runnable(agents, now=START)) == ["old"], "what has no more work is not offered")
         await store.append(batch("idle", 1, 2, summary=READY))
         expect("idle" in await store.runnable(agents, now=START), "a command wakes an idle session")
         await store.claim("old", "a")
@@ -155,9 +150,7 @@ async def check_list(make_store: MakeStore, beside: Beside = None) -> None:
         expect(await _listed(store, SessionQuery(agent="nobody")) == [], "agent filters")
         both = SessionQuery(agent="clerk", metadata={"k'--": "\x00v", "third": "0"}, tenant="even")
         expect(await _listed(store, both) == [6, 0], "all filters hold together")
-        expect(
-            await _listed(store, SessionQuery(metadata={"number": "x' OR 1=1 --"})) == [], "values are values"
-        )
+        expect(await _listed(store, SessionQuery(metadata={"number": "x' OR 1=1 --"})) == [], "values are values")
         expect(await _listed(store, SessionQuery(metadata={"' OR 1=1 --": "1"})) == [], "keys are keys")
         for limit in (1, 3, 5, 10, 11):
             page = await store.list(SessionQuery(limit=limit))
@@ -267,16 +260,12 @@ async def check_forks(make_store: MakeStore, beside: Beside = None) -> None:
         await _expect_logs(store, logs)
         expect(data_of(await store.read("leaf", after=1, limit=2)) == [2, "f"], "pages cross the fork")
         expect(data_of(await store.read("leaf", after=3)) == ["l"], "and may start behind it")
-        await refused(
-            Conflict, store.append(first("far", 1, base=("root", 6))), "no fork of what is not there"
-        )
+        await refused(Conflict, store.append(first("far", 1, base=("root", 6))), "no fork of what is not there")
         await refused(NotFound, store.append(first("lost", 1, base=("nobody", 0))), "no fork of nobody")
         expect(await store.load_artifact("twig", "d") == b"shared", "a fork reads its bases' artifacts")
         await store.delete("root")
         await store.delete("leaf")
-        await refused(
-            NotFound, store.append(first("late", 1, base=("root", 1))), "no fork of what was deleted"
-        )
+        await refused(NotFound, store.append(first("late", 1, base=("root", 1))), "no fork of what was deleted")
         await refused(Conflict, store.append(first("root", 1)), "a uid stays taken while forks need it")
         del logs["root"], logs["leaf"]
         await _expect_logs(store, logs)
@@ -338,7 +327,5 @@ async def check_drafts(make_store: MakeStore, beside: Beside = None) -> None:
         await store.append(replace(batch("s", 2, 3), drops_draft=True))
         expect(tuple(await store.read_draft("s")) == (), "an answer drops the draft")
         expect(tuple(await store.read_draft("t")) == (b"other",), "and no other's")
-        await refused(
-            NotFound, store.append_draft("nobody", b"x", epoch=0), "an unknown session has no draft"
-        )
+        await refused(NotFound, store.append_draft("nobody", b"x", epoch=0), "an unknown session has no draft")
         await refused(NotFound, store.read_draft("nobody"), "nor one to read")

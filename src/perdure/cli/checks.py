@@ -1,0 +1,121 @@
+"""The doctor's checks; each finding says what is so and, where something is wrong, what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from perdure.cli.agents import load_agent
+from perdure.cli.terminal import default_store
+from perdure.core.errors import PerdureError
+from perdure.core.state import fold
+from perdure.core.transcript import unpaired
+from perdure.ports import SessionQuery, SessionRow, Store
+from perdure.runtime.tools import as_tool
+from perdure.wiring import resolve_store
+
+KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY")
+SAFE_SQLITE = (3, 51, 3)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    level: Literal["ok", "note", "wrong"]
+    text: str
+    todo: str = ""
+
+
+def check_versions() -> list[Finding]:
+    import apsw
+
+    sqlite = apsw.sqlite_lib_version()
+    findings = [
+        Finding("ok", f"perdure {version('perdure')}, Python {platform.python_version()}, {platform.system()}"),
+        Finding("ok", f"msgspec {version('msgspec')}, apsw {version('apsw')}"),
+    ]
+    if tuple(map(int, sqlite.split(".")[:3])) < SAFE_SQLITE:
+        return [
+            *findings,
+            Finding("wrong", f"SQLite {sqlite} can corrupt a shared WAL file", "Install a newer apsw: pip install -U apsw"),
+        ]
+    return [*findings, Finding("ok", f"SQLite {sqlite}, bundled with apsw")]
+
+
+def check_keys() -> list[Finding]:
+    found = [name for name in KEYS if os.environ.get(name)]
+    if found:
+        return [Finding("ok", f"keys found: {', '.join(found)} (values are never shown)")]
+    return [Finding("note", "no provider's key in the environment", f"Set one of {', '.join(KEYS)}.")]
+
+
+async def check_store_health(url: str | None) -> list[Finding]:
+    """Reads every log: gapless, digests right, calls paired, and nobody's work left lying."""
+    url = url or default_store()
+    path = Path(url.removeprefix("sqlite:"))
+    if url.startswith("sqlite:") and not path.exists():
+        return [Finding("note", f"no store at {path} yet", "It is made by the first perdure run.")]
+    try:
+        store = resolve_store(url)
+        await store.open()
+    except PerdureError as error:
+        return [Finding("wrong", f"the store cannot be opened: {error}")]
+    try:
+        return await _check_sessions(store, str(path))
+    finally:
+        await store.close()
+
+
+async def _check_sessions(store: Store, path: str) -> list[Finding]:
+    findings: list[Finding] = []
+    count = records = waiting = 0
+    living = set(await store.owners())
+    cursor: str | None = None
+    while True:
+        page = await store.list(SessionQuery(cursor=cursor))
+        for row in page.rows:
+            count += 1
+            records += row.head
+            waiting += row.status == "waiting"
+            findings += await _check_session(store, row, living)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    summary = f"{path}: {count} sessions, {records} records, {waiting} waiting, {len(living)} processes driving"
+    return [Finding("ok" if not findings else "note", summary), *findings]
+
+
+async def _check_session(store: Store, row: SessionRow, living: set[str]) -> list[Finding]:
+    try:
+        log = await store.read(row.uid)
+    except PerdureError as error:
+        return [Finding("wrong", f"session {row.id}: {error}", "Restore it from a back-up, or delete it.")]
+    if [record.seq for record in log] != list(range(1, row.head + 1)):
+        return [Finding("wrong", f"session {row.id}: its log has gaps", "Restore it from a back-up, or delete it.")]
+    state = fold([record.event for record in log])
+    # The calls of the turn under way have no results yet, and need none.
+    under_way = {call.ordinal for call in state.run.calls} if state.run else set[int]()
+    broken = [call for call in unpaired(state.history) if call not in under_way]
+    if broken:
+        return [Finding("wrong", f"session {row.id}: calls {broken} have no result", "Please report it.")]
+    if row.summary.runnable and row.owner not in living:
+        todo = f"perdure resume {row.id} --agent FILE.py:NAME"
+        return [Finding("note", f"session {row.id} has work and nobody drives it", todo)]
+    return []
+
+
+def check_agent(where: str) -> list[Finding]:
+    try:
+        agent = load_agent(where, None)
+        tools = [as_tool(item) for item in agent.tools]
+        undeclared = [tool.spec.name for tool in tools if not tool.declared_effect]
+    except PerdureError as error:
+        return [Finding("wrong", f"agent {where}: {error}")]
+    findings = [Finding("ok", f"agent {agent.name}: {len(tools)} tools")]
+    if undeclared:
+        todo = "Say what they do: @tool(effect='read' | 'idempotent' | 'once'); until then they count as once."
+        findings.append(Finding("note", f"tools without a declared effect: {', '.join(undeclared)}", todo))
+    return findings
