@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 from benchmarks.turns import LoopModel, agent_for
-
 from perdure import Runtime
 
 IMPORT = """

@@ -33,7 +33,7 @@ class LoopModel:
 
     def __init__(self, turns: int, payload: str = "x", marks: list[float] | None = None) -> None:
         self.turns = turns
-        self.arguments = json.dumps({"text": payload})
+        self.payload = payload
         self.marks = marks
         self.answered = 0
 
@@ -43,7 +43,8 @@ class LoopModel:
         self.answered += 1
         usage = Usage(input=100, output=10)
         if self.answered < self.turns:
-            yield ModelResponse((ToolCall(0, "work", self.arguments, "c"),), usage=usage)
+            arguments = f'{{"text":"{self.answered} {self.payload}"}}'
+            yield ModelResponse((ToolCall(0, "work", arguments, "c"),), usage=usage)
         else:
             self.answered = 0
             yield ModelResponse((Text("done"),), usage=usage)

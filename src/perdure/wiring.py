@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -25,6 +26,8 @@ from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.world import World
 
 T = TypeVar("T")
+
+END_PATIENCE = 1.0
 
 
 def resolve_store(store: str | Store) -> Store:
@@ -138,6 +141,8 @@ class Runtime:
         metadata: dict[str, str] | None = None,
     ) -> Session[OutputT]:
         """Creates a session, or picks it up where it was."""
+        if not isinstance(tenant, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"A tenant is text, not {type(tenant).__name__}; pass a str.")
         log = await self._host.open(
             agent, id=_checked_id(id), tenant=tenant, data=data, metadata=_checked_metadata(metadata)
         )
@@ -187,15 +192,17 @@ class Runtime:
             self._thread.run(self.__aenter__())
         except BaseException:
             self._thread.stop()
+            self._thread = None
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._thread is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             try:
-                self._thread.run(self.__aexit__(*exception))
+                thread.run(self.__aexit__(*exception))
             finally:
-                self._thread.stop()
+                thread.stop()
 
     def run_sync(
         self,
@@ -229,11 +236,19 @@ class LoopThread:
     """A thread with its own event loop, for callers that have none."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="perdure-loop", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of the work; refuses where waiting for it could never end."""
+        if self._pid != os.getpid():
+            work.close()
+            raise UsageError("This Runtime was opened before fork(); open a new one in the child.")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError("run_sync would stop the loop that does the work; in async code use session.run.")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -243,9 +258,24 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        if self._pid == os.getpid():
+            self.run(_end_tasks())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """What was left behind must not be found by the collector: it would complain about tasks that never ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=END_PATIENCE)
+    loop = asyncio.get_running_loop()
+    await loop.shutdown_asyncgens()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(loop.shutdown_default_executor(), END_PATIENCE)
 
 
 async def _enter_deps(deps: Any, stack: AsyncExitStack) -> Any:
@@ -262,6 +292,8 @@ async def _enter_deps(deps: Any, stack: AsyncExitStack) -> Any:
 
 
 def _checked_id(id: str | None) -> str | None:
+    if id is not None and not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"A session's id is text, not {type(id).__name__}; pass a str.")
     if id is not None and not id.strip():
         raise UsageError("A session's id is empty; leave it out to have one made, or give it a name.")
     return id

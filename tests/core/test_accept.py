@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
+from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, UsageError
+from perdure.core.events import CallDecided, Event, InputAccepted, RunEnded, RunResumed, StopRequested
+from perdure.core.messages import Text
+from perdure.core.rules import DECISIONS, accept
+from perdure.core.specs import Limits, Overrides
+from perdure.core.state import fold
 from tests.core.logs import (
     UID,
     asking,
@@ -19,14 +27,6 @@ from tests.core.logs import (
     suspended,
     turn,
 )
-
-from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
-from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, UsageError
-from perdure.core.events import CallDecided, Event, InputAccepted, RunEnded, RunResumed, StopRequested
-from perdure.core.messages import Text
-from perdure.core.rules import DECISIONS, accept
-from perdure.core.specs import Limits, Overrides
-from perdure.core.state import fold
 
 WORDS = (Text("hello"),)
 KEYED = sent(1, key="bill", digest="d1")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.strategies import EVENT, JSON_VALUE, often
 
 from perdure.core import codec, upcast
 from perdure.core.codec import MAX_NESTING, decode_event, decode_json, digest_of, encode_event, encode_json
@@ -17,6 +16,7 @@ from perdure.core.errors import StoreError, UsageError
 from perdure.core.events import CallEnded, InputAccepted, Noted, RunStarted
 from perdure.core.messages import Text
 from perdure.core.specs import Limits
+from tests.core.strategies import EVENT, JSON_VALUE, often
 
 
 def nested(depth: int, core: Any = 0) -> Any:

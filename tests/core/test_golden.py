@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
-from tests.core.logs import brief
 
 from perdure.core.codec import decode_event, decode_json, encode_event, encode_json
 from perdure.core.errors import ModelErrorKind
@@ -21,6 +20,7 @@ from perdure.core.state import fold
 from perdure.core.transcript import unpaired
 from perdure.core.upcast import UPCASTS
 from perdure.core.views import summarise
+from tests.core.logs import brief
 
 LOGS = sorted((Path(__file__).parent / "golden").glob("*.jsonl"))
 KINDS: tuple[type[Event], ...] = get_args(Event)

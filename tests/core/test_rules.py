@@ -5,6 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from perdure.core.events import (
+    CallChecked,
+    CallStarted,
+    CallSuspended,
+    Event,
+    ModelFailed,
+    Noted,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+)
+from perdure.core.messages import Usage
+from perdure.core.specs import Limits
 from tests.core.logs import (
     allowed,
     answered,
@@ -22,20 +36,6 @@ from tests.core.logs import (
     suspended,
     turn,
 )
-
-from perdure.core.events import (
-    CallChecked,
-    CallStarted,
-    CallSuspended,
-    Event,
-    ModelFailed,
-    Noted,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-)
-from perdure.core.messages import Usage
-from perdure.core.specs import Limits
 
 Row = tuple[str, list[Event], list[str]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.strategies import often
 
 from perdure.core.shared import Buffer, Index
+from tests.core.strategies import often
 
 
 def buffer_of(*items: int) -> Buffer[int]:

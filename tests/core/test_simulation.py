@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.core.simulate import Simulation
 
 from perdure.core.codec import decode_event, encode_event
 from perdure.core.events import (
@@ -24,6 +23,7 @@ from perdure.core.events import (
 from perdure.core.messages import UserMessage
 from perdure.core.state import fold
 from perdure.core.transcript import unpaired
+from tests.core.simulate import Simulation
 
 BLOCKS = 24
 SEEDS_PER_BLOCK = 50

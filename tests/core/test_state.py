@@ -7,25 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.logs import (
-    allowed,
-    answered,
-    asking,
-    called,
-    decided,
-    ended,
-    folded,
-    log,
-    pinned,
-    running,
-    sent,
-    started,
-    stopping,
-    suspended,
-    turn,
-)
-from tests.core.simulate import Simulation
-from tests.core.strategies import EVENT, EVENTS, KINDS, often, values
 
 from perdure.core.codec import decode_event, encode_event
 from perdure.core.events import (
@@ -46,6 +27,25 @@ from perdure.core.rules import next_actions
 from perdure.core.state import Remembered, RunSummary, SessionState, evolve, fold, in_flight, new_state
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import summarise
+from tests.core.logs import (
+    allowed,
+    answered,
+    asking,
+    called,
+    decided,
+    ended,
+    folded,
+    log,
+    pinned,
+    running,
+    sent,
+    started,
+    stopping,
+    suspended,
+    turn,
+)
+from tests.core.simulate import Simulation
+from tests.core.strategies import EVENT, EVENTS, KINDS, often, values
 
 
 def simulated(seed: int) -> list[Event]:

@@ -5,23 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.core.logs import (
-    OPENED,
-    UID,
-    allowed,
-    answered,
-    asking,
-    called,
-    decided,
-    ended,
-    folded,
-    running,
-    sent,
-    started,
-    stopping,
-    suspended,
-    turn,
-)
 
 from perdure.core.actions import AppendEvents, CallModel, CheckCall, RunTool, StartRun, SuspendCall
 from perdure.core.events import (
@@ -51,6 +34,23 @@ from perdure.core.rules import next_actions, pending_id
 from perdure.core.state import SessionState, fold
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import Pending, Summary, pending_of, summarise
+from tests.core.logs import (
+    OPENED,
+    UID,
+    allowed,
+    answered,
+    asking,
+    called,
+    decided,
+    ended,
+    folded,
+    running,
+    sent,
+    started,
+    stopping,
+    suspended,
+    turn,
+)
 
 CRASH = RunResumed(2)
 

@@ -35,7 +35,7 @@ from perdure.ports import ModelRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock, ScriptedModel, call
 
-STEPS = 40
+STEPS = (10, 20, 40)
 ROUNDS = 60
 PLANS = (
     [],
@@ -175,7 +175,7 @@ class Interleaving:
         await self.start(drives=True)
         moves: list[Callable[[], Awaitable[None]]] = [self.command] * 12
         moves += [self.wait] * 4 + [self.die, self.freeze, self.leave, self.fail] + [self.come] * 2
-        for _ in range(STEPS):
+        for _ in range(self.chance.choice(STEPS)):
             await self.chance.choice(moves)()
             await self.rest(self.chance.randrange(12))
         await self.heal()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tests.crash.ledger import ACKS, LEDGER, Ack, Deed, write_line
 
-from perdure import Agent, Pending, Record, Run, Runtime, Session, ToolContext, tool
+from perdure import Agent, Pending, Record, Refused, Run, Runtime, Session, ToolContext, tool
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.messages import AssistantMessage, Text, ToolCall, UserMessage
 from perdure.core.shared import Buffer, Index
@@ -216,10 +217,11 @@ async def _cancel(session: Session[Any], run: Run[Any]) -> None:
             case Record(event=ModelResponded(message=message)):
                 held = next((call.call for call in message.calls if call.name == "hold"), 0)
             case Record(event=CallStarted(call=ordinal)) if ordinal == held:
-                # It may have been cancelled by a process before this one, which is already at the next job.
+                # A process before this one may have cancelled it: then it ends now, or the next job is under way.
                 if session.state.run and session.state.run.run == run.run:
-                    await session.cancel(by="scenario")
-                    write_line(ACKS, Ack("cancel", str(run.run)))
+                    with suppress(Refused):
+                        await session.cancel(by="scenario")
+                        write_line(ACKS, Ack("cancel", str(run.run)))
             case Record(event=CallSuspended()) if not held:
                 for pending in await session.pending():
                     await _decide(session, pending)

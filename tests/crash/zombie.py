@@ -32,6 +32,8 @@ from perdure.testing.children import end, fork, in_child
 
 APPENDS = Path("appends.jsonl")
 TICKS = Path("ticks.jsonl")
+WAKE = Path("wake")
+QUIT = Path("quit")
 PATIENCE = 20.0
 
 
@@ -112,15 +114,22 @@ def make_agent(by: str, variant: str) -> Agent[Any]:
 
     @tool(effect="read")
     async def nap(milliseconds: int) -> str:
-        """Sleep: its end is the next append."""
+        """Sleeps a little."""
         await asyncio.sleep(milliseconds / 1000)
         return by
 
-    naps = [call("nap", milliseconds=n) for n in (1, 5, 60)] if "naps" in variant else []
+    @tool(effect="read")
+    async def doze(ctx: ToolContext) -> str:
+        """Sleeps until the zombie is woken: its end is the zombie's next append."""
+        while ctx.attempt == 1 and not WAKE.exists():
+            await asyncio.sleep(0.001)
+        return by
+
+    naps = [call("nap", milliseconds=1), call("nap", milliseconds=5), call("doze")] if "naps" in variant else []
     return Agent(
         name="ticker",
         model=ScriptedModel([[call("tick"), *naps], [call("nap", milliseconds=1)], "Done."]),
-        tools=[tick_in_thread if "thread" in variant else tick, nap],
+        tools=[tick_in_thread if "thread" in variant else tick, nap, doze],
     )
 
 
@@ -134,7 +143,7 @@ async def live(store: WitnessedStore, by: str, variant: str) -> None:
         assert result.output == "Done."
         write_line(TICKS, Tick(by, "settled"))
         deadline = time.monotonic() + PATIENCE
-        while by == "zombie" and not Path("quit").exists() and time.monotonic() < deadline:
+        while by == "zombie" and not QUIT.exists() and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
 
 
@@ -171,12 +180,13 @@ async def overtake_a_zombie(
         if "beat" in variant:
             await asyncio.sleep(0.4)
         heir = await in_child(folder, lambda: asyncio.run(overtake(open_store(), variant)))
+        (folder / WAKE).touch()
         os.kill(pid, signal.SIGCONT)
         if heir != 0:
             return [f"the heir failed: {(folder / 'trace.txt').read_text()}"]
         await _until(folder, Tick("zombie", "stopped"), patience)
         await _until(folder, Tick("zombie", "settled"), patience)
-        (folder / "quit").touch()
+        (folder / QUIT).touch()
         return check_overtaken(folder, is_refused="naps" in variant)
     finally:
         end(pid)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.scenes import check_store
 
 from perdure.ports import Store
 from perdure.stores.memory import MemoryStore
+from tests.runtime.scenes import check_store
 
 
 @pytest.fixture(params=["memory", "sqlite"])

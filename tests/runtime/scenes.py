@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from perdure import Record, Runtime, Session
@@ -57,6 +57,16 @@ async def seen(session: Session[Any], kind: type[T], count: int = 1, **fields: o
         raise AssertionError(f"the stream ended without {kind.__name__}")
 
     return await soon(look())
+
+
+def collect(stream: AsyncIterator[T], items: list[T]) -> asyncio.Future[None]:
+    """Reads a stream beside the test, which looks at what has come so far."""
+
+    async def read() -> None:
+        async for item in stream:
+            items.append(item)
+
+    return asyncio.ensure_future(read())
 
 
 async def events(session: Session[Any], kind: type[T], **fields: object) -> list[T]:

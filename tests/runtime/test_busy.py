@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.runtime.scenes import crashing, events, said, seen, soon, told
 
 from perdure import Agent, Limits, Refused, Runtime, tool
 from perdure.core.messages import AssistantMessage, ToolMessage, UserMessage
-from perdure.events import CallStarted, CallSuspended, InputAccepted, ModelCalled, RunEnded, RunStarted
+from perdure.events import CallStarted, InputAccepted, ModelCalled, RunEnded, RunStarted
 from perdure.ports import ModelRequest, Store
 from perdure.testing import ScriptedModel, call
+from tests.runtime.scenes import crashing, events, said, seen, soon, told
 
 
 class Gate:

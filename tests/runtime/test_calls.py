@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 import pytest
-from tests.runtime.scenes import crashing, events, seen, soon, told, turned, until
 
 from perdure import Agent, Image, Runtime, ToolContext, ToolError, tool
 from perdure.core.messages import Media, ToolCall, ToolMessage
 from perdure.events import CallChecked, CallEnded, CallStarted, RunEnded
 from perdure.ports import Store
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
+from tests.runtime.scenes import collect, crashing, events, seen, soon, told, turned, until
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 16
 
@@ -340,7 +340,7 @@ async def test_results_may_be_text_json_or_pictures(store: str | Store) -> None:
     async with Runtime(store, agents=[agent]) as runtime:
         session = await runtime.open(agent, id="x")
         assert (await soon(session.run("go"))).output == "Done."
-        results = [m for m in await session.history() if isinstance(m, ToolMessage)][0].results
+        results = next(m for m in await session.history() if isinstance(m, ToolMessage)).results
         texts = [[getattr(part, "text", None) for part in result.parts] for result in results]
         assert texts[0] == ["plain"]
         assert texts[1] == ['{"b":[1,2.5,null],"a":true}']
@@ -503,12 +503,7 @@ async def test_a_left_behind_tool_shows_nothing_more(memory: Store) -> None:
     async with Runtime(memory, agents=[agent], clock=clock) as runtime:
         session = await runtime.open(agent)
         run = await session.start("go")
-
-        async def read() -> None:
-            async for item in session.stream():
-                shown.append(item)
-
-        reading = asyncio.ensure_future(read())
+        reading = collect(session.stream(), shown)
         await seen(session, CallStarted)
         await turned(clock, lambda: session.state.run is None)
         release.set()
@@ -530,7 +525,7 @@ async def test_the_models_own_ids_go_back_to_it(memory: Store) -> None:
     async with Runtime(memory, agents=[agent]) as runtime:
         session = await runtime.open(agent)
         assert (await soon(session.run("go"))).output == "Done.", "ids that the model repeats confuse nobody"
-        results = [m for m in await session.history() if isinstance(m, ToolMessage)][0].results
+        results = next(m for m in await session.history() if isinstance(m, ToolMessage)).results
         assert [(result.call, result.id) for result in results] == [(1, "toolu_1"), (2, "toolu_1")]
         assert len(await events(session, RunEnded)) == 1
 

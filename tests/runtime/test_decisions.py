@@ -6,7 +6,6 @@ import asyncio
 from typing import Any, Literal
 
 import pytest
-from tests.runtime.scenes import crashing, events, kinds, seen, soon, told, turned, until
 
 from perdure import Agent, Conflict, Decision, NotFound, Pending, Policy, Refused, Runtime, Session, UsageError, tool
 from perdure.events import (
@@ -21,6 +20,7 @@ from perdure.events import (
 )
 from perdure.ports import Store
 from perdure.testing import ManualClock, ScriptedModel, call
+from tests.runtime.scenes import crashing, events, kinds, seen, soon, told, turned, until
 
 ledger: list[Any] = []
 
@@ -302,7 +302,9 @@ async def test_of_many_deciders_one_is_first(store: str | Store) -> None:
         assert ledger == [("bob", 1)]
 
 
-@pytest.mark.parametrize("shape", ["nonsense", "", "{uid}-2-1", "{uid}-1", "{uid}-x-y", "{uid}-1-" + "9" * 5000, "0-1-1"])
+@pytest.mark.parametrize(
+    "shape", ["nonsense", "", "{uid}-2-1", "{uid}-1", "{uid}-x-y", "{uid}-1-" + "9" * 5000, "0-1-1"]
+)
 async def test_unknown_ids_are_not_found(memory: Store, shape: str) -> None:
     agent = asker([call("mail", to="bob")], "Done.")
     async with Runtime(memory, agents=[agent]) as runtime:
@@ -377,7 +379,14 @@ async def test_a_decision_wakes_the_runtime_that_waits(store: str | Store) -> No
 
 @pytest.mark.parametrize(
     ("remember", "asked_again"),
-    [(True, ["eve"]), ("exact", ["eve"]), ("tool", []), ("ma*", []), ("other*", ["bob", "eve"]), (False, ["bob", "eve"])],
+    [
+        (True, ["eve"]),
+        ("exact", ["eve"]),
+        ("tool", []),
+        ("ma*", []),
+        ("other*", ["bob", "eve"]),
+        (False, ["bob", "eve"]),
+    ],
 )
 async def test_an_approval_may_be_remembered(store: str | Store, remember: Any, asked_again: list[str]) -> None:
     agent = asker([call("mail", to="bob")], "One.", [call("mail", to="bob"), call("mail", to="eve")], "Two.")

@@ -6,16 +6,26 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.runtime.scenes import crashing, events, kinds, seen, soon, told, until
 
 from perdure import Agent, Limits, ModelError, Refused, Run, Runtime, Session, TextDelta, ToolContext, tool
 from perdure.core.messages import Usage
-from perdure.events import CallEnded, CallStarted, CallSuspended, ModelCalled, ModelFailed, Noted, RunEnded, StopRequested
+from perdure.events import (
+    CallEnded,
+    CallStarted,
+    CallSuspended,
+    ModelCalled,
+    ModelFailed,
+    Noted,
+    RunEnded,
+    StopRequested,
+)
 from perdure.ports import ModelRequest, ModelResponse, Store
 from perdure.testing import Reply, ScriptedModel, call
+from tests.runtime.scenes import crashing, events, kinds, seen, soon, told, until
 
 IN_TIME = 5.0
 """Seconds within which a cancelled run has ended."""
@@ -77,10 +87,8 @@ async def test_cancel_leaves_a_tool_behind_that_will_not_end(store: str | Store)
     @tool
     async def stubborn() -> str:
         while not release.is_set():
-            try:
+            with suppress(asyncio.CancelledError):
                 await release.wait()
-            except asyncio.CancelledError:
-                pass
         return "too late"
 
     agent = clerk([call("stubborn")], "Next.", tools=[stubborn])
@@ -475,13 +483,13 @@ async def test_cancelling_at_any_moment_ends_exactly_once(memory: Store) -> None
     """Every number of loop ticks after the start is a moment: none may end a run twice, or never."""
 
     @tool(effect="read")
-    async def look() -> str:
+    async def look(at: int) -> str:
         await asyncio.sleep(0)
         return "fine"
 
     agent = Agent(
         name="clerk",
-        model=ScriptedModel(lambda r: "Done." if len(r.messages) > 4 else [call("look"), call("look")]),
+        model=ScriptedModel(lambda r: "Done." if len(r.messages) > 4 else [call("look", at=n) for n in (1, 2)]),
         tools=[look],
     )
     reasons: set[str] = set()
@@ -491,10 +499,8 @@ async def test_cancelling_at_any_moment_ends_exactly_once(memory: Store) -> None
             run = await session.start("go")
             for _ in range(ticks):
                 await asyncio.sleep(0)
-            try:
+            with suppress(Refused):
                 await (session.cancel() if ticks % 2 else session.stop())
-            except Refused:
-                pass
             reasons.add((await result_of(run)).reason)
             assert len(await events(session, RunEnded)) == 1
     assert {"completed", "cancelled", "stopped"} <= reasons

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.runtime.scenes import events, kinds, said, seen, soon, told
 
 from perdure import Agent, Conflict, Record, Runtime, UsageError, tool
 from perdure.events import CallEnded, CallStarted, CallSuspended, ModelCalled, RunEnded, SessionOpened
 from perdure.ports import Store
 from perdure.testing import ScriptedModel, call
+from tests.runtime.scenes import events, kinds, said, seen, soon, told
 
 ledger: list[str] = []
 

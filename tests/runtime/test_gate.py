@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.runtime.scenes import events, seen, soon, told
 
 from perdure import Agent, Policy, Runtime, tool
 from perdure.events import CallChecked, CallSuspended, RunEnded
 from perdure.ports import Store
 from perdure.runtime.policy import CallView
 from perdure.testing import ScriptedModel, call
+from tests.runtime.scenes import events, seen, soon, told
 
 ledger: list[str] = []
 

@@ -7,13 +7,13 @@ import random
 from typing import Any
 
 import pytest
-from tests.runtime.scenes import crashing, events, kinds, said, seen, soon, told, turned
 
 from perdure import Agent, Limits, Refused, Runtime, Session, UsageError, tool
 from perdure.core.messages import Usage
 from perdure.events import CallStarted, InputAccepted, ModelCalled, ModelResponded, RunEnded, RunStarted
 from perdure.ports import ModelRequest, Store
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
+from tests.runtime.scenes import crashing, events, kinds, said, seen, soon, told, turned
 
 ledger: list[str] = []
 
@@ -31,7 +31,7 @@ async def look(what: str = "it") -> str:
 
 def busy(limits: Limits, **options: Any) -> Agent[str]:
     """An agent that would go on for ever."""
-    options = {"model": ScriptedModel(lambda _: [call("look")]), "tools": [look], **options}
+    options = {"model": ScriptedModel(lambda r: [call("look", what=str(len(r.messages)))]), "tools": [look], **options}
     return Agent(name="busy", limits=limits, **options)
 
 
@@ -90,7 +90,7 @@ async def test_tokens(store: str | Store) -> None:
         spent = 0
         for event in [record.event for record in await session.records()]:
             if isinstance(event, ModelCalled):
-                assert 0 < event.reserved.tokens
+                assert event.reserved.tokens > 0
                 assert spent + event.reserved.tokens <= 100, "what is reserved fits into what is left"
             if isinstance(event, ModelResponded):
                 spent += event.usage.total
@@ -132,7 +132,7 @@ async def test_money_is_never_overspent_by_more_than_one_calls_excess(memory: St
         nonlocal prompt
         prompt += chance.randrange(5, 60)
         longest = request.settings.max_tokens or 0
-        return Reply(call("look"), usage=Usage(prompt, chance.randint(1, max(1, longest))))
+        return Reply(call("look", what=str(prompt)), usage=Usage(prompt, chance.randint(1, max(1, longest))))
 
     model = ScriptedModel(answer, cost=price)
     agent = busy(Limits(turns=None, cost_usd=cap), model=model)
@@ -332,7 +332,7 @@ async def test_a_last_word_that_asks_for_tools_gets_none(memory: Store) -> None:
         result = await soon(session.run("go"))
         assert (result.reason, result.detail, result.turns) == ("limit", "turns", 2)
         assert [outcome for _, outcome, _ in await told(session)] == ["ok", "cancelled"]
-        assert ledger == ["it"]
+        assert len(ledger) == 1
 
 
 # Going on
@@ -391,7 +391,9 @@ def test_limits_that_make_no_sense(wrong: dict[str, Any]) -> None:
 
 
 async def test_each_run_has_its_own_allowance(memory: Store) -> None:
-    agent = busy(Limits(turns=2), model=ScriptedModel(lambda r: "Done." if len(r.messages) % 4 == 3 else [call("look")]))
+    agent = busy(
+        Limits(turns=2), model=ScriptedModel(lambda r: "Done." if len(r.messages) % 4 == 3 else [call("look")])
+    )
     async with Runtime(memory, agents=[agent]) as runtime:
         session: Session[str] = await runtime.open(agent)
         for _ in range(3):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.runtime.scenes import events, seen, soon, told
 
 from perdure import Agent, Policy, Runtime, tool
 from perdure.core.actions import CallModel, CheckCall, RunTool
@@ -15,6 +14,7 @@ from perdure.core.messages import AssistantMessage, Text
 from perdure.events import CallChecked, CallEnded, CallStarted, ModelFailed, ModelResponded, RunEnded
 from perdure.ports import Store
 from perdure.testing import ScriptedModel, call
+from tests.runtime.scenes import events, seen, soon, told
 
 
 @tool

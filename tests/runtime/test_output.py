@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pydantic
 import pytest
-from tests.runtime.scenes import events, said, soon
 
 from perdure import Agent, RunIncomplete, Runtime, UsageError, tool
 from perdure.events import ModelResponded, RunEnded, RunStarted
 from perdure.ports import Store
 from perdure.testing import ScriptedModel, call
+from tests.runtime.scenes import events, said, soon
 
 
 @dataclass

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from tests.runtime.scenes import events, seen, soon, turned
 
 from perdure import Agent, ModelError, Record, Runtime, Session, TextDelta
 from perdure.core.deltas import AttemptDiscarded
@@ -14,6 +12,7 @@ from perdure.core.errors import RETRYABLE_KINDS
 from perdure.events import ModelCalled, ModelFailed, ModelResponded, Noted
 from perdure.ports import Store
 from perdure.testing import ManualClock, Reply, ScriptedModel
+from tests.runtime.scenes import collect, events, seen, soon, turned
 
 
 def clerk(*answers: Any, **options: Any) -> Agent[str]:
@@ -98,12 +97,7 @@ async def test_what_was_shown_of_a_failed_attempt_is_discarded(store: str | Stor
         session = await runtime.open(agent, id="x")
         run = await session.start("go")
         items: list[Any] = []
-
-        async def read() -> None:
-            async for item in run.stream():
-                items.append(item)
-
-        reading = asyncio.ensure_future(read())
+        reading = collect(run.stream(), items)
         await turned(clock, lambda: reading.done())
         shown = [
             item.text if isinstance(item, TextDelta) else type(item).__name__
@@ -133,12 +127,7 @@ async def test_a_fallback_answers_when_the_first_model_will_not(store: str | Sto
         session = await runtime.open(agent, id="x")
         run = await session.start("go")
         items: list[Any] = []
-
-        async def read() -> None:
-            async for item in run.stream():
-                items.append(item)
-
-        reading = asyncio.ensure_future(read())
+        reading = collect(run.stream(), items)
         await turned(clock, lambda: reading.done())
         result = await run
         assert (result.output, result.cost_usd) == ("From the second.", 0.5)
@@ -168,7 +157,9 @@ async def test_the_first_model_is_asked_first_in_every_turn(memory: Store) -> No
         calls.append("first")
         return ModelError("down", kind="server") if len(calls) <= 4 else "From the first."
 
-    agent = Agent(name="clerk", model=[ScriptedModel(flaky, name="first"), ScriptedModel(lambda _: "B.", name="second")])
+    agent = Agent(
+        name="clerk", model=[ScriptedModel(flaky, name="first"), ScriptedModel(lambda _: "B.", name="second")]
+    )
     async with Runtime(memory, agents=[agent], clock=clock) as runtime:
         session = await runtime.open(agent)
         assert (await finished(clock, session)).output == "B."

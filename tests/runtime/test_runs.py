@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.runtime.scenes import events, kinds, said, seen, soon
 
 from perdure import (
     Agent,
@@ -26,6 +25,7 @@ from perdure.core.messages import Media, Text, Usage, UserMessage
 from perdure.events import InputAccepted, ModelResponded, RunEnded, RunStarted, SessionOpened
 from perdure.ports import Store
 from perdure.testing import ScriptedModel, call
+from tests.runtime.scenes import events, kinds, said, seen, soon
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 16
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.runtime.scenes import crashing, events, kinds, soon, told, until
 
 from perdure import Agent, Conflict, NotFound, Runtime, ToolContext, UsageError, tool
 from perdure.events import CallEnded, CallStarted
 from perdure.ports import Store
 from perdure.runtime.log import SessionLog
 from perdure.testing import ScriptedModel, call
+from tests.runtime.scenes import crashing, events, kinds, soon, told, until
 
 
 def echo(name: str = "echo", **options: Any) -> Agent[str]:
@@ -271,7 +271,7 @@ async def test_sessions_that_nobody_holds_leave_memory(memory: Store) -> None:
         for number in range(300):
             await (await runtime.open(agent, id=str(number))).run("go")
         gc.collect()
-        logs = [item for item in gc.get_objects() if type(item) is SessionLog]
+        logs = [log for log in gc.get_objects() if type(log) is SessionLog and log._store is memory]  # pyright: ignore[reportPrivateUsage]
         assert held._log in logs  # pyright: ignore[reportPrivateUsage]
         assert len(logs) <= 110, "only the most recent are kept warm"
         forgotten = await runtime.session("0")

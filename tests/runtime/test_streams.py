@@ -6,8 +6,6 @@ import asyncio
 import gc
 from typing import Any
 
-from tests.runtime.scenes import check_log, seen, soon, until
-
 from perdure import (
     Agent,
     DeltasDropped,
@@ -15,7 +13,6 @@ from perdure import (
     ModelError,
     Record,
     Runtime,
-    Session,
     TextDelta,
     ThinkingDelta,
     ToolContext,
@@ -28,6 +25,7 @@ from perdure.core.messages import Thinking
 from perdure.events import InputAccepted, RunEnded
 from perdure.ports import Store
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
+from tests.runtime.scenes import check_log, collect, seen, soon, until
 
 QUEUE = 1000
 """The most that a consumer's queue holds."""
@@ -82,9 +80,7 @@ async def test_a_run_streams_its_records_and_deltas_in_order(store: str | Store)
         assert items[6] == CallDelta(0, "look", '{"what":"it"}')
         records = [item for item in items if isinstance(item, Record)]
         assert records == [
-            record
-            for record in await session.records()
-            if record.run == 1 or isinstance(record.event, InputAccepted)
+            record for record in await session.records() if record.run == 1 or isinstance(record.event, InputAccepted)
         ]
 
 
@@ -96,8 +92,8 @@ async def test_a_session_streams_its_past_then_what_comes(store: str | Store) ->
         items: list[Any] = []
         late: list[Any] = []
         consumers = [
-            asyncio.ensure_future(collect(session, items)),
-            asyncio.ensure_future(collect(session, late, after=5)),
+            collect(session.stream(), items),
+            collect(session.stream(after=5), late),
         ]
         await until(lambda: items and late)
         await session.run("two")
@@ -108,11 +104,6 @@ async def test_a_session_streams_its_past_then_what_comes(store: str | Store) ->
     assert len([record for record in records if isinstance(record.event, RunEnded)]) == 3
     assert [item.text for item in items if isinstance(item, TextDelta)] == ["Two.", "Three."]
     assert [item for item in late if isinstance(item, Record)] == records[5:]
-
-
-async def collect(session: Session[Any], items: list[Any], after: int = 0) -> None:
-    async for item in session.stream(after=after):
-        items.append(item)
 
 
 async def test_a_slow_consumer_neither_slows_a_run_nor_misses_a_record(store: str | Store) -> None:
@@ -169,7 +160,7 @@ async def test_a_vanished_consumer_leaves_nothing_behind(store: str | Store) -> 
         run = await session.start("go")
         async for _ in run.stream():
             break
-        broken = asyncio.ensure_future(collect(session, []))
+        broken = collect(session.stream(), [])
         await asyncio.sleep(0)
         broken.cancel()
         await asyncio.wait([broken])
@@ -209,12 +200,7 @@ async def test_the_stream_of_a_queued_run_shows_nothing_of_the_one_before(store:
         await session.start("one")
         queued = await session.start("two")
         items: list[Any] = []
-
-        async def read() -> None:
-            async for item in queued.stream():
-                items.append(item)
-
-        reading = asyncio.ensure_future(read())
+        reading = collect(queued.stream(), items)
         await until(lambda: items)
         first.set()
         await seen(session, RunEnded)
@@ -304,12 +290,7 @@ async def test_text_of_a_discarded_attempt_is_not_said_twice(memory: Store) -> N
         session = await runtime.open(agent)
         run = await session.start("go")
         pieces: list[str] = []
-
-        async def read() -> None:
-            async for piece in run.text():
-                pieces.append(piece)
-
-        reading = asyncio.ensure_future(read())
+        reading = collect(run.text(), pieces)
         while not reading.done():
             await clock.advance(1)
         assert "".join(pieces) == "It is fine."

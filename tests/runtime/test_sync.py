@@ -139,8 +139,7 @@ def test_the_thread_ends_with_the_block(url: str) -> None:
 
 def test_an_exception_in_the_block_closes_the_runtime(url: str) -> None:
     agent = clerk("Done.")
-    with pytest.raises(ZeroDivisionError), Runtime(url, agents=[agent]) as runtime:
-        runtime.run_sync(agent, "go")
+    with pytest.raises(ZeroDivisionError), Runtime(url, agents=[agent]):
         raise ZeroDivisionError
     assert "perdure-loop" not in [thread.name for thread in threading.enumerate()]
 
@@ -197,6 +196,7 @@ def test_leaving_with_work_under_way_says_nothing_wrong(recwarn: pytest.Warnings
 
     @tool
     async def stubborn() -> str:
+        started.set()
         while not release.is_set():
             try:
                 await asyncio.sleep(30)
@@ -206,14 +206,13 @@ def test_leaving_with_work_under_way_says_nothing_wrong(recwarn: pytest.Warnings
                 left.set()
         return "never"
 
-    left = threading.Event()
+    left, started = threading.Event(), threading.Event()
     agent = clerk([call("stubborn")], tools=[stubborn])
     runtime = Runtime("memory:", agents=[agent], grace=0)
     with runtime:
         waiter = threading.Thread(target=_ignore, args=(lambda: runtime.run_sync(agent, "go"),))
         waiter.start()
-        while not (threading.active_count() and agent.model.requests):  # type: ignore[union-attr]
-            pass
+        assert started.wait(20)
     waiter.join(20)
     assert not waiter.is_alive(), "who waits is told when the runtime closes"
     assert [str(warning.message) for warning in recwarn if "never" in str(warning.message)] == []

@@ -240,15 +240,20 @@ async def test_a_full_database(tmp_path: Path, connections: list[apsw.Connection
     store = SqliteStore(tmp_path / "store.db")
     await store.open()
     await store.append(first("s", ""))
-    writer_of(connections).pragma("max_page_count", 64)
+    writer = writer_of(connections)
+    writer.pragma("max_page_count", 64)
     head = await fill(store, 20_000)
     assert head > 10
     await check_acknowledged(store, head, 20_000)
-    results = await asyncio.gather(
-        store.append(first("small", "")), store.append(first("large", "x" * 20_000)), return_exceptions=True
-    )
-    assert [type(result) for result in results] == [StoreError, StoreError]
-    writer_of(connections).pragma("max_page_count", 1000)
+    lock = apsw.Connection(str(tmp_path / "store.db"))
+    lock.execute("BEGIN IMMEDIATE")
+    work = (batch("holds the writer up", 0, 1), first("small", ""), first("large", "x" * 20_000))
+    appends = [asyncio.ensure_future(store.append(item)) for item in work]
+    await asyncio.sleep(0.1)
+    lock.execute("ROLLBACK")
+    results = await asyncio.gather(*appends, return_exceptions=True)
+    assert [type(result) for result in results[1:]] == [StoreError, StoreError], "they share a transaction"
+    writer.pragma("max_page_count", 1000)
     await store.append(batch("s", head, "x" * 20_000))
     await check_acknowledged(store, head + 1, 20_000)
     await store.close()

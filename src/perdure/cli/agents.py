@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -18,23 +20,29 @@ AgentOption = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="provider:model, or scripted:FILE.json.", envvar="PERDURE_MODEL"),
+    typer.Option(
+        "--model",
+        "-m",
+        help="provider:model, or scripted:FILE.json. Where none is named at all: PERDURE_MODEL.",
+        show_default=False,
+    ),
 ]
 
 ASSISTANT = "assistant"
 
 
 def load_agent(where: str | None, model: str | None) -> Agent[Any]:
-    """The agent that --agent names, or a plain assistant without tools."""
+    """The agent that --agent names, or a plain assistant without tools; --model comes before an agent's own model."""
+    default = os.environ.get("PERDURE_MODEL")
     if where is not None:
-        return _from_file(where)
-    if model is None:
+        agent = _from_file(where)
+        chosen = model or ("" if agent.model else default)
+        return replace(agent, model=chosen) if chosen else agent
+    if not (model or default):
         raise UsageError(
-            "There is no model to ask.\n"
-            "  Give one with --model scripted:FILE.json (or set PERDURE_MODEL),\n"
-            "  or give an agent that has one with --agent FILE.py:NAME."
+            "There is no model to ask; give --model scripted:FILE.json, or an agent with --agent FILE.py:NAME."
         )
-    return Agent(name=ASSISTANT, instructions="You are a helpful assistant.", model=model)
+    return Agent(name=ASSISTANT, instructions="You are a helpful assistant.", model=model or default or "")
 
 
 def _from_file(where: str) -> Agent[Any]:
@@ -44,9 +52,12 @@ def _from_file(where: str) -> Agent[Any]:
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"--agent: there is no file {file!r}; check the path.")
-    found: object = getattr(_import(path), name, None)
+    module = _import(path)
+    found: object = getattr(module, name, None)
     if not isinstance(found, Agent):
-        raise UsageError(f"--agent: {file} has no Agent named {name!r}; define {name} = Agent(…) at its top level.")
+        there = [key for key, value in vars(module).items() if isinstance(value, Agent)]
+        hint = f"it has {', '.join(there)}" if there else f"define {name} = Agent(…) at its top level"
+        raise UsageError(f"--agent: {file} has no Agent named {name!r}; {hint}.")
     return cast(Agent[Any], found)
 
 
@@ -54,12 +65,26 @@ def _import(path: Path) -> object:
     module_name = f"perdure_agents_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"--agent: {path} is no Python file.")
+        raise UsageError(f"--agent: {path} is no Python file; write it as FILE.py:NAME.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(f"--agent: {path} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        line = f" in line {found}" if (found := _failing_line(error, path)) else ""
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"--agent: {path} cannot be loaded ({what}{line}); mend it, or see --debug.") from error
     return module
+
+
+def _failing_line(error: BaseException, path: Path) -> int | None:
+    """Where in the file it went wrong, as the innermost frame there tells."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            found = trace.tb_lineno
+        trace = trace.tb_next
+    return found

@@ -1,19 +1,40 @@
-"""Answering suspended calls: by a flag, or by a person at the terminal."""
+"""Answering suspended calls: by a flag, or by a person at the terminal, who sees every argument in full."""
 
 from __future__ import annotations
 
 import getpass
 import sys
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
 
+from perdure.cli.words import list_arguments
 from perdure.core.codec import decode_json, encode_json
 from perdure.core.errors import UsageError
+from perdure.core.events import PauseKind
 from perdure.core.messages import JSON
-from perdure.core.rules import DECISIONS
 from perdure.core.views import Pending
 from perdure.runtime.results import Decision
 
-KEYS = {"a": "approve", "y": "approve", "d": "deny", "n": "deny", "e": "edit", "r": "retry", "h": "answer", "l": "later"}
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+Answer = Callable[[Pending], Awaitable[Decision | None]]
+
+LATER = "l"
+APPROVAL = {"a": "[a]pprove", "t": "always for this [t]ool", "d": "[d]eny", "e": "[e]dit"}
+QUESTION = {"a": "[a]nswer", "d": "[d]ecline"}
+MENUS: dict[PauseKind, dict[str, str]] = {
+    "approval": APPROVAL,
+    "listen": {"a": "[a]pprove", "d": "[d]eny"},
+    "unknown": {"h": "it [h]appened", "f": "it [f]ailed", "r": "[r]etry"},
+    "question": QUESTION,
+    "frontend": QUESTION,
+    "external": QUESTION,
+}
+
+
+class Interrupted(Exception):
+    """Ctrl-C was pressed at a question."""
 
 
 def who() -> str:
@@ -23,15 +44,20 @@ def who() -> str:
         return "terminal"
 
 
-def by_flag(pending: Pending, *, yes: bool) -> Decision | None:
-    """--yes and --no answer approvals only: what is in doubt needs somebody who looks."""
-    if pending.kind != "approval":
-        return None
-    return Decision("approve" if yes else "deny", by=who(), reason="" if yes else "--no")
-
-
 def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def answers_for(yes: bool | None, json: bool) -> Answer:
+    """A flag answers approvals, a person everything; without either, what waits is left for later."""
+
+    async def answer(pending: Pending) -> Decision | None:
+        if yes is not None and pending.kind == "approval":
+            # What is in doubt needs somebody who looks: a flag does not answer it.
+            return Decision("approve" if yes else "deny", by=who(), reason="" if yes else "--no")
+        return await ask(pending) if is_interactive() and not json else None
+
+    return answer
 
 
 def read_arguments(text: str | None) -> dict[str, Any] | None:
@@ -41,9 +67,9 @@ def read_arguments(text: str | None) -> dict[str, Any] | None:
     try:
         arguments = decode_json(text)
     except ValueError as error:
-        raise UsageError(f"The arguments are no JSON ({error}); write them as '{{\"order\": \"7\"}}'.") from None
+        raise UsageError(f'The arguments are no JSON ({error}); write them as \'{{"order": "7"}}\'.') from None
     if not isinstance(arguments, dict):
-        raise UsageError("The arguments have to be one JSON object.")
+        raise UsageError('The arguments have to be one JSON object; write them as \'{"order": "7"}\'.')
     return cast("dict[str, Any]", arguments)
 
 
@@ -56,43 +82,47 @@ def read_value(text: str | None) -> JSON:
 
 
 async def ask(pending: Pending) -> Decision | None:
-    """Asks at the terminal until there is an answer that fits; None leaves the call for later."""
+    """Asks at the terminal until there is an answer that fits; None (also Ctrl-D) leaves the call for later."""
     from prompt_toolkit import PromptSession
 
-    session: PromptSession[str] = PromptSession()
-    choices = DECISIONS[pending.kind]
-    menu = " · ".join(_menu(choice) for choice in choices)
-    while True:
-        typed = (await session.prompt_async(f"  {menu} · [l]ater > ")).strip().lower()
-        choice = KEYS.get(typed[:1], "")
-        if choice == "later":
-            return None
-        if choice in choices:
-            decision = await _complete(session, pending, choice)
-            if decision is not None:
+    from perdure.cli.screen import Screen
+    from perdure.cli.terminal import console
+
+    menu = MENUS.get(pending.kind, {})
+    if not menu:
+        return None
+    screen = Screen(console())
+    screen.line(" ", pending.tool, "bold")
+    for row in list_arguments(pending.arguments):
+        screen.line(" ", f"  {row}", "cyan")
+    session: PromptSession[str] = PromptSession(interrupt_exception=Interrupted)
+    shown = " · ".join((*menu.values(), "[l]ater"))
+    try:
+        while True:
+            key = (await session.prompt_async(f"  {shown} > ")).strip().lower()[:1]
+            if key == LATER:
+                return None
+            if key in menu and (decision := await _complete(session, pending, key)):
                 return decision
-        else:
-            print(f"  Type one of: {', '.join(choices)} or later.")
+            if key not in menu:
+                print(f"  Type one of {', '.join((*menu, LATER))}, then Enter.")
+    except EOFError:
+        return None
 
 
-def _menu(choice: str) -> str:
-    names = {
-        "approve": "[a]pprove",
-        "deny": "[d]eny",
-        "edit": "[e]dit",
-        "retry": "[r]etry",
-        "answer": "it [h]appened",
-    }
-    return names[choice]
-
-
-async def _complete(session: Any, pending: Pending, choice: str) -> Decision | None:
-    """Asks for what the choice needs: a reason, new arguments, or the result."""
-    match choice:
-        case "deny":
+async def _complete(session: PromptSession[str], pending: Pending, key: str) -> Decision | None:
+    """Asks for what the choice needs: a reason, other arguments, or the result."""
+    if key == "a" and MENUS[pending.kind] is not QUESTION:
+        return Decision("approve", by=who())
+    match key:
+        case "t":
+            return Decision("approve", by=who(), remember="tool")
+        case "r":
+            return Decision("retry", by=who())
+        case "d" | "f":
             reason = (await session.prompt_async("  why (may be empty) > ")).strip()
             return Decision("deny", by=who(), reason=reason)
-        case "edit":
+        case "e":
             shown = encode_json(pending.arguments).decode()
             try:
                 arguments = read_arguments(await session.prompt_async("  arguments > ", default=shown))
@@ -100,9 +130,6 @@ async def _complete(session: Any, pending: Pending, choice: str) -> Decision | N
                 print(f"  {error}")
                 return None
             return Decision("edit", by=who(), arguments=arguments)
-        case "answer":
-            return Decision("answer", by=who(), value=(await session.prompt_async("  what came of it > ")).strip())
-        case "retry":
-            return Decision("retry", by=who())
         case _:
-            return Decision("approve", by=who())
+            value = (await session.prompt_async("  with what result > ")).strip()
+            return Decision("answer", by=who(), value=read_value(value))

@@ -5,34 +5,49 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
-from perdure.cli.terminal import FAILED, OK, WAITING
-from perdure.core.deltas import Delta
-from perdure.core.errors import Conflict, Refused
+from perdure.cli.answers import Answer, Interrupted
+from perdure.cli.terminal import FAILED, OK, WAITING, fail
+from perdure.cli.views import View
+from perdure.core.errors import Conflict, PerdureError, StoreError
 from perdure.core.views import Pending
 from perdure.ports import Record
-from perdure.runtime.results import Decision, RunResult
+from perdure.runtime.results import RunResult
 from perdure.runtime.run import Run
 from perdure.runtime.session import Session
 
-Answer = Callable[[Pending], Awaitable[Decision | None]]
+SHOW_PATIENCE = 0.3
 
 
-async def attend(session: Session[Any], run: Run[Any], show: Callable[[Record | Delta], None], answer: Answer) -> int:
+async def attend(session: Session[Any], run: Run[Any], view: View, answer: Answer) -> int:
     """Follows the run to its end, or to a wait that nobody here answers; the exit code."""
-    interrupts = Interrupts(session)
-    shown = Shown(session, run, show)
+    interrupts = Interrupts(session, view)
+    shown = Shown(session, run, view)
+    later: set[str] = set()
     try:
         while True:
             result = await run
             await shown.up_to_date()
-            if not result.pending or not await _answer_all(session, result.pending, answer):
+            asked = [item for item in result.pending if item.id not in later]
+            if not asked:
+                view.finish(session, result)
                 return exit_code(result)
+            view.pause()
+            for item in asked:
+                if not await _settle(session, item, answer, interrupts, view):
+                    later.add(item.id)
+    except StoreError as error:
+        if os.environ.get("PERDURE_DEBUG"):
+            raise
+        fail(str(error), FAILED)
+    except BrokenPipeError:
+        return exit_code(await run)
     finally:
         interrupts.close()
         await shown.close()
+        view.close()
 
 
 def exit_code(result: RunResult[Any]) -> int:
@@ -41,58 +56,66 @@ def exit_code(result: RunResult[Any]) -> int:
     return OK if result.reason == "completed" else FAILED
 
 
-async def _answer_all(session: Session[Any], pending: tuple[Pending, ...], answer: Answer) -> bool:
-    """True if anything was decided, here or meanwhile elsewhere."""
-    decided = False
-    for item in pending:
-        asking = asyncio.ensure_future(answer(item))
-        elsewhere = asyncio.ensure_future(_decided_elsewhere(session, item))
-        await asyncio.wait((asking, elsewhere), return_when=asyncio.FIRST_COMPLETED)
-        elsewhere.cancel()
-        if not asking.done():
-            asking.cancel()
-            decided = True
-            continue
+async def _settle(session: Session[Any], item: Pending, answer: Answer, interrupts: Interrupts, view: View) -> bool:
+    """Asks, unless somebody elsewhere is faster; False if the call is left for later."""
+    asking = asyncio.ensure_future(answer(item))
+    elsewhere = asyncio.ensure_future(_decided_elsewhere(session, item))
+    await asyncio.wait((asking, elsewhere), return_when=asyncio.FIRST_COMPLETED)
+    for task in (elsewhere, asking):
+        if not task.done():
+            task.cancel()
+    await asyncio.wait((asking, elsewhere))
+    if asking.cancelled():
+        view.say("it was decided elsewhere")
+        return True
+    try:
         decision = asking.result()
-        if decision is None:
-            continue
-        try:
-            await session.decide(
-                item.id,
-                decision.decision,
-                by=decision.by,
-                reason=decision.reason,
-                value=decision.value,
-                arguments=decision.arguments,
-                remember=decision.remember,
-            )
-        except Conflict as error:
-            print(f"  {error}")
-        decided = True
-    return decided
+    except Interrupted:
+        await interrupts.interrupt()
+        return True
+    if decision is None:
+        return False
+    try:
+        await session.decide(
+            item.id,
+            decision.decision,
+            by=decision.by,
+            reason=decision.reason,
+            value=decision.value,
+            arguments=decision.arguments,
+            remember=decision.remember,
+        )
+    except Conflict as error:
+        view.say(str(error))
+    return True
 
 
 async def _decided_elsewhere(session: Session[Any], item: Pending) -> None:
-    async for record in session.stream(after=session.state.seq):
-        if isinstance(record, Record) and item.id not in {p.id for p in await session.pending()}:
+    seq = session.state.seq
+    if item.id not in {pending.id for pending in await session.pending()}:
+        return
+    async for record in session.stream(after=seq):
+        if isinstance(record, Record) and item.id not in {pending.id for pending in await session.pending()}:
             return
 
 
 class Shown:
     """Shows the run's items in the background, and can wait until all that is committed has been shown."""
 
-    def __init__(self, session: Session[Any], run: Run[Any], show: Callable[[Record | Delta], None]) -> None:
+    def __init__(self, session: Session[Any], run: Run[Any], view: View) -> None:
         self._session = session
-        self._show = show
+        self._view = view
         self._seq = 0
         self._moved = asyncio.Event()
         self._task = asyncio.ensure_future(self._follow(run))
 
     async def up_to_date(self) -> None:
+        """What is committed may belong to no run or to another one, so nothing newer for a moment is enough."""
         head = self._session.state.seq
-        while self._seq < head and not self._task.done():
-            self._moved.clear()
-            await self._moved.wait()
+        with suppress(TimeoutError):
+            while self._seq < head and not self._task.done():
+                self._moved.clear()
+                await asyncio.wait_for(self._moved.wait(), SHOW_PATIENCE)
 
     async def close(self) -> None:
         self._task.cancel()
@@ -101,10 +124,13 @@ class Shown:
     async def _follow(self, run: Run[Any]) -> None:
         try:
             async for item in run.stream():
-                self._show(item)
+                self._view.show(item)
                 if isinstance(item, Record):
                     self._seq = item.seq
                     self._moved.set()
+        except BrokenPipeError:
+            # The reader has gone; the run goes on all the same, and the exit code tells how it went.
+            pass
         finally:
             self._seq = self._session.state.seq
             self._moved.set()
@@ -113,25 +139,30 @@ class Shown:
 class Interrupts:
     """Ctrl-C once stops gracefully, twice cancels, a third time leaves; the log keeps what happened."""
 
-    def __init__(self, session: Session[Any]) -> None:
+    def __init__(self, session: Session[Any], view: View) -> None:
         self._session = session
+        self._view = view
         self._count = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        self._loop.add_signal_handler(signal.SIGINT, self._on_signal)
 
     def close(self) -> None:
         self._loop.remove_signal_handler(signal.SIGINT)
 
-    def _interrupt(self) -> None:
+    async def interrupt(self) -> None:
         self._count += 1
         if self._count > 2:
-            os._exit(130)
-        self._tasks.append(self._loop.create_task(self._end(self._count)))
-
-    async def _end(self, count: int) -> None:
+            self._view.close()
+            os._exit(FAILED)
         try:
-            await (self._session.stop(by="Ctrl-C") if count == 1 else self._session.cancel(by="Ctrl-C"))
-        except Refused:
-            return
+            if self._count == 1:
+                self._view.say("stopping when the calls under way have ended; Ctrl-C again cancels them")
+                await self._session.stop(by="Ctrl-C")
+            else:
+                await self._session.cancel(by="Ctrl-C")
+        except PerdureError as error:
+            self._view.say(str(error))
 
+    def _on_signal(self) -> None:
+        self._tasks.append(self._loop.create_task(self.interrupt()))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from perdure.cli.complete import SessionArgument
 from perdure.cli.terminal import JsonOption, StoreOption, TenantOption, run_async
 
 
 def cancel(
-    session: Annotated[str, typer.Argument(help="The session's id.", show_default=False)],
+    session: SessionArgument,
     store: StoreOption = None,
     tenant: TenantOption = "",
     json: JsonOption = False,
 ) -> None:
-    """End the open run by force: within 5 seconds, whatever its tools do.
+    """End the open run by force.
 
-    Example: `perdure cancel order-7`
+    It ends within 5 seconds, whatever its tools do.
+
+    Example: perdure cancel order-7
     """
     from perdure.cli.remote import end_run
 

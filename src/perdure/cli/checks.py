@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import version
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from perdure.cli.agents import load_agent
-from perdure.cli.terminal import default_store
-from perdure.core.errors import PerdureError
+from perdure.cli.terminal import store_url
+from perdure.cli.words import count, shell
+from perdure.core.errors import PerdureError, UsageError
 from perdure.core.state import fold
 from perdure.core.transcript import unpaired
 from perdure.ports import SessionQuery, SessionRow, Store
@@ -40,7 +40,9 @@ def check_versions() -> list[Finding]:
     if tuple(map(int, sqlite.split(".")[:3])) < SAFE_SQLITE:
         return [
             *findings,
-            Finding("wrong", f"SQLite {sqlite} can corrupt a shared WAL file", "Install a newer apsw: pip install -U apsw"),
+            Finding(
+                "wrong", f"SQLite {sqlite} can corrupt a shared WAL file", "Install a newer apsw: pip install -U apsw"
+            ),
         ]
     return [*findings, Finding("ok", f"SQLite {sqlite}, bundled with apsw")]
 
@@ -54,37 +56,38 @@ def check_keys() -> list[Finding]:
 
 async def check_store_health(url: str | None) -> list[Finding]:
     """Reads every log: gapless, digests right, calls paired, and nobody's work left lying."""
-    url = url or default_store()
-    path = Path(url.removeprefix("sqlite:"))
-    if url.startswith("sqlite:") and not path.exists():
-        return [Finding("note", f"no store at {path} yet", "It is made by the first perdure run.")]
     try:
-        store = resolve_store(url)
+        place = store_url(url, must_exist=True)
+    except UsageError as error:
+        return [Finding("wrong" if url else "note", str(error))]
+    try:
+        store = resolve_store(place)
         await store.open()
     except PerdureError as error:
         return [Finding("wrong", f"the store cannot be opened: {error}")]
     try:
-        return await _check_sessions(store, str(path))
+        return await _check_sessions(store, place.removeprefix("sqlite:"))
     finally:
         await store.close()
 
 
 async def _check_sessions(store: Store, path: str) -> list[Finding]:
     findings: list[Finding] = []
-    count = records = waiting = 0
+    sessions = records = waiting = 0
     living = set(await store.owners())
     cursor: str | None = None
     while True:
         page = await store.list(SessionQuery(cursor=cursor))
         for row in page.rows:
-            count += 1
+            sessions += 1
             records += row.head
             waiting += row.status == "waiting"
             findings += await _check_session(store, row, living)
         cursor = page.cursor
         if cursor is None:
             break
-    summary = f"{path}: {count} sessions, {records} records, {waiting} waiting, {len(living)} processes driving"
+    what = (count(sessions, "session"), count(records, "record"), f"{waiting} waiting")
+    summary = f"{path}: {', '.join(what)}, {count(len(living), 'process', 'processes')} at work"
     return [Finding("ok" if not findings else "note", summary), *findings]
 
 
@@ -102,8 +105,8 @@ async def _check_session(store: Store, row: SessionRow, living: set[str]) -> lis
     if broken:
         return [Finding("wrong", f"session {row.id}: calls {broken} have no result", "Please report it.")]
     if row.summary.runnable and row.owner not in living:
-        todo = f"perdure resume {row.id} --agent FILE.py:NAME"
-        return [Finding("note", f"session {row.id} has work and nobody drives it", todo)]
+        todo = shell("resume", row.id, agent="FILE.py:NAME", tenant=row.tenant)
+        return [Finding("note", f"session {row.id} has work and nobody drives it", f"Go on with it: {todo}")]
     return []
 
 
@@ -114,7 +117,7 @@ def check_agent(where: str) -> list[Finding]:
         undeclared = [tool.spec.name for tool in tools if not tool.declared_effect]
     except PerdureError as error:
         return [Finding("wrong", f"agent {where}: {error}")]
-    findings = [Finding("ok", f"agent {agent.name}: {len(tools)} tools")]
+    findings = [Finding("ok", f"agent {agent.name}: {count(len(tools), 'tool')}")]
     if undeclared:
         todo = "Say what they do: @tool(effect='read' | 'idempotent' | 'once'); until then they count as once."
         findings.append(Finding("note", f"tools without a declared effect: {', '.join(undeclared)}", todo))

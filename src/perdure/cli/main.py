@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -13,23 +14,31 @@ from perdure.cli.terminal import FAILED, OK
 
 app = typer.Typer(
     name="perdure",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+    # Plain help: rich's boxes cost a third of the start and are hard to read in a narrow terminal.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Agents that survive anything: kill the process at any instant and go on from exactly there.",
-    epilog="Start with `perdure demo`. Exit codes: 0 ok, 1 the run failed, 2 wrong use, 3 waiting for a decision.",
+    epilog="Example: perdure demo\n\nExit codes: 0 ok, 1 the run failed, 2 wrong use, 3 waiting for a decision.",
 )
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; goes with any command.")
+    ] = False,
 ) -> None:
-    if debug:
-        os.environ["PERDURE_DEBUG"] = "1"
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"perdure {version_of('perdure')}")
+    elif ctx.invoked_subcommand is None:
+        print(ctx.get_help())
 
 
-for command in (demo.demo, run.run, chat.chat, pending.pending, decide.decide, stop.stop, cancel.cancel, resume.resume):
+for command in (demo.demo, run.run, chat.chat, resume.resume, pending.pending, decide.decide, stop.stop, cancel.cancel):
     app.command()(command)
 app.add_typer(sessions.app, name="sessions")
 for command in (doctor.doctor, bench.bench):
@@ -38,16 +47,29 @@ for command in (doctor.doctor, bench.bench):
 
 def main() -> None:
     """Nothing gets out as a traceback unless --debug asked for it."""
+    arguments = sys.argv[1:]
+    if "--debug" in arguments:
+        os.environ["PERDURE_DEBUG"] = "1"
+        arguments.remove("--debug")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     try:
-        app()
-    except BrokenPipeError:
-        # The reader has gone; a second error while flushing at exit would only be noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(OK)
+        return app(arguments, prog_name="perdure", standalone_mode=False) or OK
+    except typer.TyperException as error:
+        context: typer.Context | None = getattr(error, "ctx", None)
+        command = context.command_path if context else "perdure"
+        print(f"perdure: {error.format_message().rstrip('.')}; see {command} --help.", file=sys.stderr)
+        return error.exit_code
+    except typer.Abort:
+        return FAILED
     except Exception as error:
         if os.environ.get("PERDURE_DEBUG"):
             raise
-        print(
-            f"perdure: an unexpected error ({type(error).__name__}: {error}); --debug shows where.", file=sys.stderr
-        )
-        sys.exit(FAILED)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"perdure: an unexpected error ({what}); --debug shows where.", file=sys.stderr)
+        return FAILED

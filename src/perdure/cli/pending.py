@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from perdure.cli.terminal import JsonOption, StoreOption, run_async
+from perdure.cli.terminal import JsonOption, StoreOption, TenantFilter, run_async
 
 
-def pending(
-    store: StoreOption = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.", show_default=False)] = None,
-    json: JsonOption = False,
-) -> None:
+def pending(store: StoreOption = None, tenant: TenantFilter = None, json: JsonOption = False) -> None:
     """List the calls that wait for somebody, over all sessions.
 
-    Example: `perdure pending`, then `perdure decide ID approve`
+    Example: perdure pending --json
     """
     run_async(_pending(store, tenant, json))
 
 
 async def _pending(store: str | None, tenant: str | None, json: bool) -> None:
-    from perdure.cli.remote import beside
+    from perdure.cli.remote import beside, how_to_decide
+    from perdure.cli.screen import Screen
     from perdure.cli.terminal import console, print_json
-    from perdure.cli.timeline import show_arguments
-    from perdure.core.codec import encode_json
+    from perdure.cli.words import list_arguments
 
     async with beside(store) as runtime:
         items = await runtime.pending(tenant=tenant)
@@ -33,10 +25,13 @@ async def _pending(store: str | None, tenant: str | None, json: bool) -> None:
         for item in items:
             print_json(item)
         return
-    out = console()
+    screen = Screen(console())
     if not items:
-        out.print("Nothing waits for a decision.")
+        screen.say("Nothing waits for a decision.")
     for item in items:
-        out.print(f"[bold]{item.id}[/]  [yellow]{item.kind}[/]  session {item.session}")
-        out.print(f"    {item.tool}({show_arguments(encode_json(item.arguments).decode())})", markup=False)
-        out.print(f"    {item.prompt}", markup=False, style="dim")
+        kind = "in doubt" if item.kind == "unknown" else item.kind
+        screen.line("‖", f"{kind} · {item.tool} · session {item.session}", "bold yellow")
+        screen.line(" ", item.prompt)
+        for row in list_arguments(item.arguments):
+            screen.line(" ", f"  {row}", "cyan")
+        screen.line(" ", how_to_decide(item, store))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from perdure.cli.agents import AgentOption, ModelOption
+from perdure.cli.complete import SessionArgument
 from perdure.cli.run import YesOption
 from perdure.cli.terminal import JsonOption, StoreOption, TenantOption, run_async
 
+if TYPE_CHECKING:
+    from perdure.cli.driving import Given
+
+REPLAYED = 30
+"""So many records of the past are shown again; `sessions show` has them all."""
+
 
 def resume(
-    session: Annotated[str, typer.Argument(help="The session's id.", show_default=False)],
+    session: SessionArgument,
     agent: AgentOption = None,
     model: ModelOption = None,
     store: StoreOption = None,
@@ -20,32 +27,36 @@ def resume(
     yes: YesOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Pick up an open run after a crash or a decision, or go on after a limit, a stop or a failure.
+    """Go on with a session.
 
-    Example: `perdure resume order-7 --agent agents.py:clerk`
+    Picks up an open run after a crash or a decision, or continues the last one after a limit, a stop or a failure.
+
+    Example: perdure resume order-7 --agent agents.py:clerk
     """
-    raise typer.Exit(run_async(_resume(session, agent, model, store, tenant, yes, json)))
+    from perdure.cli.driving import Given
+
+    raise typer.Exit(run_async(_resume(session, Given(agent, model, store, tenant, yes, json))))
 
 
-async def _resume(
-    session: str,
-    agent: str | None,
-    model: str | None,
-    store: str | None,
-    tenant: str,
-    yes: bool | None,
-    json: bool,
-) -> int:
-    from perdure.cli.agents import load_agent
+async def _resume(session: str, given: Given) -> int:
+    from perdure.cli.agents import ASSISTANT
+    from perdure.cli.answers import answers_for
     from perdure.cli.attend import attend
-    from perdure.cli.terminal import store_url
-    from perdure.cli.views import answers_for, shows_for
-    from perdure.wiring import Runtime
+    from perdure.cli.driving import driving
+    from perdure.cli.remote import beside, find
+    from perdure.cli.views import view_for
+    from perdure.core.errors import UsageError
 
-    url = store_url(store, must_exist=True)
-    chosen = load_agent(agent, model)
-    async with Runtime(url, agents=[chosen], model=model if agent else None) as runtime:
-        opened = await runtime.session(session, tenant=tenant)
-        started = await opened.go_on()
-        with shows_for(json) as show:
-            return await attend(opened, started, show, answers_for(yes, json))
+    async with beside(given.store) as runtime:
+        agent = (await find(runtime, session, given.store, given.tenant)).agent
+    if given.agent is None and agent != ASSISTANT:
+        raise UsageError(
+            f"Session {session!r} belongs to the agent {agent!r}; give its code with --agent FILE.py:NAME."
+        )
+    async with driving(given) as here:
+        if here.agent.name != agent:
+            raise UsageError(f"Session {session!r} belongs to the agent {agent!r}, not to {here.agent.name!r}.")
+        opened = await here.runtime.session(session, tenant=given.tenant)
+        view = view_for(given, known=max(0, opened.state.seq - REPLAYED))
+        started = await here.go_on(opened)
+        return await attend(opened, started, view, answers_for(given.yes, given.json))

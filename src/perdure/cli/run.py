@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli.agents import AgentOption, ModelOption
+from perdure.cli.complete import session_ids
 from perdure.cli.terminal import JsonOption, StoreOption, TenantOption, run_async
+
+if TYPE_CHECKING:
+    from perdure.cli.driving import Given
 
 YesOption = Annotated[
     bool | None, typer.Option("--yes/--no", help="Approve or deny every approval without asking.", show_default=False)
 ]
 SessionOption = Annotated[
-    str | None, typer.Option("--session", "-s", help="The session to go on with, or to name.", show_default=False)
+    str | None,
+    typer.Option(
+        "--session",
+        "-s",
+        help="The session to go on with, or the name of a new one.",
+        show_default=False,
+        autocompletion=session_ids,
+    ),
 ]
 
 
 def run(
-    prompt: Annotated[str, typer.Argument(help="What the agent shall do.", show_default=False)],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="What the agent shall do; - reads a pipe.", show_default=False)
+    ],
     agent: AgentOption = None,
     model: ModelOption = None,
     session: SessionOption = None,
@@ -28,33 +41,33 @@ def run(
     yes: YesOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run one input and stream what happens.
+    """Run one input and show what happens.
 
-    Example: `perdure run "Bill order 7" --agent agents.py:clerk --session order-7 --key bill`
+    What asks for approval is asked here, or left waiting (exit code 3) where there is no terminal.
+    Ctrl-C stops the run gracefully, twice cancels it.
+
+    Example: perdure run "Bill order 7" -a agents.py:clerk -s order-7
     """
-    raise typer.Exit(run_async(_run(prompt, agent, model, session, key, store, tenant, yes, json)))
+    from perdure.cli.driving import Given
+
+    given = Given(agent, model, store, tenant, yes, json)
+    raise typer.Exit(run_async(_run(prompt, session, key, given)))
 
 
-async def _run(
-    prompt: str,
-    agent: str | None,
-    model: str | None,
-    session: str | None,
-    key: str | None,
-    store: str | None,
-    tenant: str,
-    yes: bool | None,
-    json: bool,
-) -> int:
-    from perdure.cli.agents import load_agent
+async def _run(prompt: str, session: str | None, key: str | None, given: Given) -> int:
+    import sys
+
+    from perdure.cli.answers import answers_for
     from perdure.cli.attend import attend
-    from perdure.cli.terminal import store_url
-    from perdure.cli.views import answers_for, shows_for
-    from perdure.wiring import Runtime
+    from perdure.cli.driving import driving
+    from perdure.cli.views import view_for
 
-    chosen = load_agent(agent, model)
-    async with Runtime(store_url(store), agents=[chosen], model=model if agent else None) as runtime:
-        opened = await runtime.open(chosen, id=session, tenant=tenant)
-        started = await opened.start(prompt, key=key)
-        with shows_for(json) as show:
-            return await attend(opened, started, show, answers_for(yes, json))
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    async with driving(given) as here:
+        opened = await here.runtime.open(here.agent, id=session, tenant=given.tenant)
+        view = view_for(given)
+        if session is None:
+            view.say(f"session {opened.id}")
+        started = await here.start(opened, prompt, key)
+        return await attend(opened, started, view, answers_for(given.yes, given.json))

@@ -6,120 +6,67 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.terminal import JsonOption, StoreOption, TenantOption, run_async
+from perdure.cli.complete import SessionArgument
+from perdure.cli.terminal import JsonOption, StoreOption, TenantFilter, TenantOption, run_async
 
-app = typer.Typer(no_args_is_help=True, help="List, show, fork and delete sessions.")
-
-IdArgument = Annotated[str, typer.Argument(help="The session's id.", show_default=False)]
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, show, fork and delete sessions.",
+    epilog="Example: perdure sessions show order-7",
+)
 
 
 @app.command("list")
 def list_(
     store: StoreOption = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.", show_default=False)] = None,
+    tenant: TenantFilter = None,
     agent: Annotated[str | None, typer.Option(help="Only this agent's.", show_default=False)] = None,
-    status: Annotated[str | None, typer.Option(help="idle, running or waiting.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(help="How many at most.")] = 50,
+    status: Annotated[str | None, typer.Option(help="Only idle, running or waiting ones.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(help="How many at most.", min=1)] = 50,
     json: JsonOption = False,
 ) -> None:
     """List sessions, newest first.
 
-    Example: `perdure sessions list --status waiting`
+    Example: perdure sessions list --status waiting
     """
-    run_async(_list(store, tenant, agent, status, limit, json))
+    from perdure.cli.listing import list_sessions
 
-
-async def _list(
-    store: str | None, tenant: str | None, agent: str | None, status: str | None, limit: int, json: bool
-) -> None:
-    from datetime import datetime
-    from typing import cast, get_args
-
-    from rich.table import Table
-
-    from perdure.cli.remote import beside
-    from perdure.cli.terminal import console, print_json
-    from perdure.core.errors import UsageError
-    from perdure.core.views import Status
-
-    if status is not None and status not in get_args(Status):
-        raise UsageError(f"--status {status}: take one of {', '.join(get_args(Status))}.")
-    table = Table("session", "agent", "status", "records", "changed", box=None, pad_edge=False)
-    async with beside(store) as runtime:
-        count = 0
-        async for row in runtime.sessions(tenant=tenant, agent=agent, status=cast(Status, status)):
-            if json:
-                print_json(row)
-            changed = datetime.fromtimestamp(row.updated_at).strftime("%Y-%m-%d %H:%M:%S")
-            table.add_row(row.id, row.agent, row.status, str(row.head), changed)
-            count += 1
-            if count >= limit:
-                break
-    if not json:
-        console().print(table if count else "There are no sessions that fit.")
+    run_async(list_sessions(store, tenant, agent, status, limit, json=json))
 
 
 @app.command()
-def show(id: IdArgument, store: StoreOption = None, tenant: TenantOption = "", json: JsonOption = False) -> None:
-    """Show what happened, as a timeline: turns, calls, outcomes, waits, crashes, cost.
+def show(id: SessionArgument, store: StoreOption = None, tenant: TenantOption = "", json: JsonOption = False) -> None:
+    """Show what happened, as a timeline.
 
-    Example: `perdure sessions show order-7`
+    Every turn with its tokens and cost, every call with its outcome, waits, crashes and what followed them.
+
+    Example: perdure sessions show order-7
     """
-    run_async(_show(id, store, tenant, json))
+    from perdure.cli.listing import show_session
 
-
-async def _show(id: str, store: str | None, tenant: str, json: bool) -> None:
-    from perdure.cli.remote import beside
-    from perdure.cli.terminal import console, print_json
-    from perdure.cli.timeline import Timeline
-
-    async with beside(store) as runtime:
-        session = await runtime.session(id, tenant=tenant)
-        records = await session.records()
-        pending = await session.pending()
-    if json:
-        print_json({"id": session.id, "uid": session.uid, "agent": session.agent, "pending": pending, "records": records})
-        return
-    out = console()
-    timeline = Timeline(out, times=True)
-    for record in records:
-        timeline.show(record)
-    for item in pending:
-        out.print(f"waits: perdure decide {item.id} …", style="bold yellow", markup=False)
+    run_async(show_session(id, store, tenant, json=json))
 
 
 @app.command()
 def records(
-    id: IdArgument,
-    after: Annotated[int, typer.Option(help="Only records after this seq.")] = 0,
+    id: SessionArgument,
+    after: Annotated[int, typer.Option(help="Only records after this one.", min=0)] = 0,
     store: StoreOption = None,
     tenant: TenantOption = "",
     json: JsonOption = False,
 ) -> None:
     """Print the raw log, one record a line.
 
-    Example: `perdure sessions records order-7 --json`
+    Example: perdure sessions records order-7 --json
     """
-    run_async(_records(id, after, store, tenant, json))
+    from perdure.cli.listing import print_records
 
-
-async def _records(id: str, after: int, store: str | None, tenant: str, json: bool) -> None:
-    from perdure.cli.remote import beside
-    from perdure.cli.terminal import print_json
-    from perdure.core.codec import encode_event
-
-    async with beside(store) as runtime:
-        session = await runtime.session(id, tenant=tenant)
-        for record in await session.records(after=after):
-            if json:
-                print_json(record)
-            else:
-                print(f"{record.seq:>6} {record.run:>3} {encode_event(record.event).decode()}")
+    run_async(print_records(id, after, store, tenant, json=json))
 
 
 @app.command()
 def fork(
-    id: IdArgument,
+    id: SessionArgument,
     at: Annotated[int | None, typer.Option(help="The last record of the common past.", show_default=False)] = None,
     name: Annotated[str | None, typer.Option("--id", help="The fork's id.", show_default=False)] = None,
     store: StoreOption = None,
@@ -128,19 +75,17 @@ def fork(
 ) -> None:
     """Give a session's past another future; nothing is run again.
 
-    Example: `perdure sessions fork order-7 --at 12 --id order-7b`
+    Example: perdure sessions fork order-7 --at 12 --id order-7b
     """
     run_async(_fork(id, at, name, store, tenant, json))
 
 
-async def _fork(
-    id: str, at: int | None, name: str | None, store: str | None, tenant: str, json: bool
-) -> None:
-    from perdure.cli.remote import beside
+async def _fork(id: str, at: int | None, name: str | None, store: str | None, tenant: str, json: bool) -> None:
+    from perdure.cli.remote import beside, find
     from perdure.cli.terminal import print_json
 
     async with beside(store) as runtime:
-        session = await runtime.session(id, tenant=tenant)
+        session = await find(runtime, id, store, tenant)
         forked = await session.fork(at=at, id=name)
         if json:
             print_json({"session": forked.id, "uid": forked.uid, "of": session.id})
@@ -150,26 +95,37 @@ async def _fork(
 
 @app.command()
 def delete(
-    id: IdArgument,
+    id: SessionArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = None,
     tenant: TenantOption = "",
     json: JsonOption = False,
 ) -> None:
     """Forget a session and what belongs to it alone.
 
-    Example: `perdure sessions delete order-7`
+    On a terminal it asks first.
+
+    Example: perdure sessions delete order-7 --yes
     """
-    run_async(_delete(id, store, tenant, json))
+    raise typer.Exit(run_async(_delete(id, yes, store, tenant, json)))
 
 
-async def _delete(id: str, store: str | None, tenant: str, json: bool) -> None:
-    from perdure.cli.remote import beside
-    from perdure.cli.terminal import print_json
+async def _delete(id: str, yes: bool, store: str | None, tenant: str, json: bool) -> int:
+    from perdure.cli.answers import is_interactive
+    from perdure.cli.remote import beside, find
+    from perdure.cli.terminal import FAILED, OK, patience, print_json
+    from perdure.cli.words import count
 
     async with beside(store) as runtime:
-        session = await runtime.session(id, tenant=tenant)
-        await session.delete()
+        session = await find(runtime, id, store, tenant)
+        if not yes and not json and is_interactive():
+            what = f"Delete {id!r} with its {count(session.state.seq, 'record')}?"
+            if not typer.confirm(what):
+                return FAILED
+        async with patience(f"deleting {id} …"):
+            await session.delete()
     if json:
         print_json({"deleted": id})
     else:
         print(f"{id} is deleted.")
+    return OK

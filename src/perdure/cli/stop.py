@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from perdure.cli.complete import SessionArgument
 from perdure.cli.terminal import JsonOption, StoreOption, TenantOption, run_async
 
 
 def stop(
-    session: Annotated[str, typer.Argument(help="The session's id.", show_default=False)],
+    session: SessionArgument,
     store: StoreOption = None,
     tenant: TenantOption = "",
     json: JsonOption = False,
 ) -> None:
-    """End the open run gracefully: tools in flight finish, no new turn is taken.
+    """End the open run gracefully.
 
-    Example: `perdure stop order-7`
+    Tools under way finish; no new turn is taken.
+
+    Example: perdure stop order-7
     """
     from perdure.cli.remote import end_run
 

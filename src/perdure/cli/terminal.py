@@ -1,17 +1,18 @@
-"""What every command shares: where the store is, how output looks, how errors end, and which exit code means what."""
+"""What every command shares: options, exit codes, where the store is, and how output and errors leave."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from perdure.core.errors import PerdureError
+from perdure.core.errors import PerdureError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OK, FAILED, WRONG_USE, WAITING = 0, 1, 2, 3
+PIPE_WIDTH = 100_000
+PATIENCE = 0.5
 
 StoreOption = Annotated[
     str | None,
@@ -26,6 +29,7 @@ StoreOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 TenantOption = Annotated[str, typer.Option("--tenant", help="Whose session it is.", show_default=False)]
+TenantFilter = Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.", show_default=False)]
 
 
 def data_folder() -> Path:
@@ -35,7 +39,12 @@ def data_folder() -> Path:
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     folder = base / "perdure"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"The folder {folder} cannot be made ({error.strerror}); name a store with --store sqlite:PATH."
+        ) from None
     return folder
 
 
@@ -46,16 +55,31 @@ def default_store() -> str:
 def store_url(given: str | None, *, must_exist: bool = False) -> str:
     """The store to use; commands that only look refuse to make an empty one."""
     url = given or default_store()
-    if must_exist and url.startswith("sqlite:") and not Path(url.removeprefix("sqlite:")).exists():
-        fail(f"There is no store at {url.removeprefix('sqlite:')}; run something first, or name one with --store.")
+    path = url.removeprefix("sqlite:")
+    if must_exist and url.startswith("sqlite:") and not os.path.exists(path):
+        raise UsageError(f"There is no store at {path}; start with `perdure run`, or name another one with --store.")
     return url
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Colour only where a person reads; NO_COLOR, pipes and narrow terminals are respected by rich."""
-    from rich.console import Console
+    """Colour and line breaks only where a person reads: a pipe gets whole lines."""
+    from perdure.cli.screen import QuietConsole
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    stream = sys.stderr if stderr else sys.stdout
+    is_piped = not stream.isatty() and "COLUMNS" not in os.environ
+    return QuietConsole(stderr=stderr, highlight=False, width=PIPE_WIDTH if is_piped else None)
+
+
+@asynccontextmanager
+async def patience(what: str) -> AsyncGenerator[None]:
+    """Says what is being waited for, if it takes longer than a moment."""
+    status = console(stderr=True).status(what)
+    timer = asyncio.get_running_loop().call_later(PATIENCE, status.start)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        status.stop()
 
 
 def fail(message: str, code: int = WRONG_USE) -> NoReturn:
@@ -67,15 +91,23 @@ def fail(message: str, code: int = WRONG_USE) -> NoReturn:
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Runs a command's coroutine; what Perdure raises on purpose is for people, not a traceback."""
     try:
-        return asyncio.run(work)
+        done = asyncio.run(work)
+        sys.stdout.flush()
+        return done
     except PerdureError as error:
         if os.environ.get("PERDURE_DEBUG"):
             raise
         fail(str(error))
+    except BrokenPipeError:
+        # The reader has gone and has what it wanted; flushing again at exit would only make noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(OK) from None
 
 
 def print_json(value: object) -> None:
+    """To the real standard output: what tools print goes elsewhere, or it would stand between the objects."""
     from perdure.core.codec import encode_json
 
-    sys.stdout.write(encode_json(value).decode() + "\n")
-    sys.stdout.flush()
+    out = sys.__stdout__ or sys.stdout
+    out.write(encode_json(value).decode() + "\n")
+    out.flush()

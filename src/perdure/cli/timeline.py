@@ -5,18 +5,30 @@ Rule: every line is made from records and deltas alone, so the live view and `se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
 
-from perdure.core.codec import decode_json, encode_json
-from perdure.core.deltas import AttemptDiscarded, Delta, DeltasDropped, TextDelta, ToolProgressed
+from msgspec.structs import replace
+
+from perdure.cli.screen import Screen
+from perdure.cli.words import count, shorten, show_arguments, show_cost, show_parts, show_seconds
+from perdure.core.codec import encode_json
+from perdure.core.deltas import (
+    AttemptDiscarded,
+    CallDelta,
+    Delta,
+    DeltasDropped,
+    TextDelta,
+    ToolEmitted,
+    ToolProgressed,
+)
 from perdure.core.events import (
+    AgentPinned,
     CallDecided,
     CallEnded,
     CallStarted,
     CallSuspended,
     InputAccepted,
+    ModelCalled,
     ModelFailed,
     ModelResponded,
     Noted,
@@ -26,12 +38,12 @@ from perdure.core.events import (
     SessionOpened,
     StopRequested,
 )
-from perdure.core.messages import JSON, Media, Part, Text, ToolCall, Usage
+from perdure.core.messages import ToolCall, Usage
 from perdure.ports import Record
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
+MARGIN = 15
+LONGEST = 300
+MODEL = "model"
 
 OUTCOME_STYLES = {
     "ok": ("✓", "green"),
@@ -43,183 +55,236 @@ OUTCOME_STYLES = {
     "superseded": ("⊘", "yellow"),
 }
 REASON_STYLES = {"completed": "green", "limit": "yellow", "stopped": "yellow", "cancelled": "yellow"}
-ARGUMENT_WIDTH = 40
-RESULT_WIDTH = 100
+DECIDED = {
+    "approve": "approved",
+    "deny": "denied",
+    "edit": "approved with other arguments",
+    "answer": "answered",
+    "retry": "to be tried again",
+}
 
 
 class Timeline:
-    """Prints each item as it comes; the answer's text is shown as Markdown while it streams."""
+    """Shows each item as it comes. `full` adds when, which record, and a line per turn.
 
-    def __init__(self, console: Console, *, times: bool = False) -> None:
-        self.seq = 0
-        self._console = console
-        self._times = times
+    `echo` shows what somebody typed; records up to `known` are followed, but not shown.
+    """
+
+    def __init__(self, screen: Screen, *, full: bool = False, echo: bool = True, known: int = 0) -> None:
+        self._screen = screen
+        self._full = full
+        self._echo = echo
+        self._known = known
         self._calls: dict[int, ToolCall] = {}
         self._started: dict[int, float] = {}
-        self._usage = Usage()
-        self._cost = 0.0
-        self._turns = 0
-        self._streamed = ""
-        self._live: Live | None = None
+        self._suspended: dict[int, float] = {}
+        self._day = ""
+        self._asked_at = 0.0
+        self._pinned = False
+        self._run = Totals()
 
     def show(self, item: Record | Delta) -> None:
         match item:
             case Record():
-                self.seq = item.seq
                 self._show_record(item)
             case TextDelta(text=text):
-                self._stream(text)
+                self._screen.end(MODEL)
+                self._screen.stream(text)
+            case CallDelta(name=name) if name:
+                self._screen.begin(MODEL, f"writing a call of {name}")
             case ToolProgressed(call=call, message=message, fraction=fraction):
                 done = f" {fraction:.0%}" if fraction is not None else ""
-                self._line("…", "dim", f"{self._name(call)}: {message}{done}", "dim")
+                self._progress(call, f"{message}{done}")
+            case ToolEmitted(call=call, data=data):
+                self._line(None, "…", f"{self._name(call)}: {encode_json(data).decode()}", "dim")
             case AttemptDiscarded(reason=reason):
-                self.close()
-                self._line("↻", "yellow", f"asking the model again: {reason}", "yellow")
-            case DeltasDropped(count=count):
-                self._line("…", "dim", f"{count} pieces of the stream were skipped", "dim")
+                self._screen.discard()
+                self._line(None, "↻", f"what was shown of this answer does not count: {reason}", "yellow")
+            case DeltasDropped(count=number):
+                self._line(None, "…", f"{count(number, 'piece')} of the stream were skipped", "dim")
             case _:
                 pass
 
+    def pause(self) -> None:
+        self._screen.pause()
+
     def close(self) -> None:
-        """Ends the streamed part, if one is open."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        self._streamed = ""
+        self._screen.close()
 
     def _show_record(self, record: Record) -> None:
         match record.event:
-            case SessionOpened(id=id, agent=agent, origin=origin):
-                past = f", a fork of {origin.session} at {origin.seq}" if origin else ""
-                self._line("◆", "bold", f"session {id}, agent {agent}{past}", "bold", record)
-            case InputAccepted(parts=parts, continues=continues):
-                text = _shorten(_plain(parts), RESULT_WIDTH) if continues is None else f"go on with run {continues}"
-                self._line("▸", "bold cyan", text, "cyan", record)
+            case SessionOpened(id=id, agent=agent, origin=None):
+                self._line(record, "◆", f"session {id} · agent {agent}", "bold")
+            case SessionOpened(id=id, origin=origin) if origin:
+                self._line(record, "◆", f"forked at record {origin.seq}: from here on it is session {id}", "bold")
+            case AgentPinned():
+                if self._pinned:
+                    self._line(record, "·", "the agent's definition has changed", "dim")
+                self._pinned = True
+            case InputAccepted():
+                self._show_input(record, record.event)
             case RunStarted():
-                self._usage, self._cost, self._turns = Usage(), 0.0, 0
-            case ModelResponded():
-                self._show_answer(record, record.event)
-            case ModelFailed(kind=kind, detail=detail):
-                self.close()
-                self._line("✗", "red", f"the model gave no answer: {kind} {detail}", "red", record)
-            case RunResumed(epoch=epoch):
-                self.close()
-                self._line("↻", "bold magenta", f"picked up after a crash (epoch {epoch})", "magenta", record)
+                self._run = Totals(record.event.run, record.at)
             case StopRequested(cause=cause, by=by):
-                self._line("■", "yellow", f"{cause} requested{f' by {by}' if by else ''}", "yellow", record)
+                self._line(record, "■", f"{cause} requested{f' by {by}' if by else ''}", "yellow")
+            case RunResumed():
+                self._show_crash(record, record.event)
             case RunEnded():
                 self._show_end(record, record.event)
-            case Noted(kind=kind, data=data):
-                self._line("·", "dim", f"{kind} {_shorten(encode_json(data).decode(), RESULT_WIDTH)}", "dim", record)
+            case ModelCalled() | ModelResponded() | ModelFailed() | Noted():
+                self._show_turn(record, record.event)
             case _:
                 self._show_call(record)
+
+    def _show_input(self, record: Record, event: InputAccepted) -> None:
+        text = show_parts(event.parts) if event.continues is None else f"go on with run {event.continues}"
+        queued = f" · {event.busy}" if self._run.is_open else ""
+        if self._echo or queued:
+            self._line(record, "▸", f"{shorten(text, LONGEST)}{queued}", "bold cyan")
+
+    def _show_turn(self, record: Record, event: ModelCalled | ModelResponded | ModelFailed | Noted) -> None:
+        match event:
+            case ModelCalled(turn=turn, attempt=attempt):
+                self._asked_at = record.at
+                self._run.turns = turn
+                if attempt > 1:
+                    self._line(record, "↻", f"turn {turn}: the model is asked again", "magenta")
+                self._screen.begin(MODEL, "thinking")
+            case ModelResponded():
+                self._show_answer(record, event)
+            case ModelFailed(kind=kind, detail=detail):
+                self._screen.end(MODEL)
+                self._screen.discard()
+                self._line(record, "✗", f"the model gave no answer: {kind}{f', {detail}' if detail else ''}", "red")
+            case Noted(kind="model_attempt", data={"attempt": attempt, "kind": kind, "wait": wait}):
+                then = "that was the last try" if wait is None else f"again in {show_seconds(wait)}"
+                self._line(record, "↻", f"the model failed ({kind}, attempt {attempt}): {then}", "yellow")
+            case Noted(kind=kind, data=data):
+                self._line(record, "·", f"{kind} {shorten(encode_json(data).decode(), LONGEST)}", "dim")
+
+    def _show_answer(self, record: Record, event: ModelResponded) -> None:
+        self._screen.end(MODEL)
+        run = self._run
+        run.usage += event.usage
+        run.cost_usd += event.cost_usd or 0.0
+        self._calls |= {call.call: call for call in event.message.calls}
+        if self._full:
+            spent = [f"turn {run.turns}", f"{event.usage.input:,} in, {event.usage.output:,} out"]
+            spent += [show_cost(event.cost_usd)] if event.cost_usd else []
+            spent += [show_seconds(record.at - self._asked_at), *([event.model] if event.model else [])]
+            self._line(record, "○", " · ".join(spent), "dim")
+        if record.seq > self._known and event.message.text.strip():
+            self._screen.settle(event.message.text)
+        self._screen.discard()
 
     def _show_call(self, record: Record) -> None:
         match record.event:
             case CallStarted(call=call, attempt=attempt):
                 self._started[call] = record.at
                 if attempt > 1:
-                    self._line("↻", "magenta", f"{self._name(call)} again, attempt {attempt}", "magenta", record)
+                    self._line(record, "↻", f"{self._name(call)} again, attempt {attempt}, same key", "magenta")
+                self._screen.begin(f"call {call}", self._name(call))
             case CallSuspended(call=call, kind=kind, prompt=prompt):
-                what = "is in doubt" if kind == "unknown" else f"waits for {kind}"
-                self._line("⏸", "bold yellow", f"{self._name(call)} {what}: {prompt}", "yellow", record)
-            case CallDecided(call=call, decision=decision, by=by, reason=reason):
-                who = f" by {by}" if by else ""
-                why = f": {reason}" if reason else ""
-                self._line("▹", "yellow", f"{self._name(call)}: {decision}{who}{why}", "yellow", record)
+                self._suspended[call] = record.at
+                self._run.wait_from(record.at)
+                what = "in doubt" if kind == "unknown" else kind
+                self._line(record, "‖", f"{what} · {self._name(call)} · {prompt}", "yellow")
+            case CallDecided():
+                self._show_decision(record, record.event)
             case CallEnded(call=call, outcome=outcome, parts=parts):
+                self._screen.end(f"call {call}")
+                self._settled(call, record.at)
                 mark, style = OUTCOME_STYLES[outcome]
-                said = "" if outcome == "ok" else f"{outcome}: "
-                result = _shorten(_plain(parts), RESULT_WIDTH)
-                self._line(mark, style, f"{self._name(call)} → {said}{result}{self._took(call, record)}", "", record)
+                result = shorten(show_parts(parts), self._room(2))
+                said = result if outcome == "ok" else f"{outcome}: {result}"
+                started = self._started.pop(call, None)
+                took = f" · {show_seconds(record.at - started)}" if started else ""
+                self._line(record, mark, f"{self._name(call)} → {said}{took}", mark_style=style)
             case _:
                 pass
 
-    def _show_answer(self, record: Record, event: ModelResponded) -> None:
-        streamed = bool(self._streamed)
-        if self._live is not None:
-            self._live.update(self._markdown(event.message.text), refresh=True)
-        self.close()
-        self._turns += 1
-        self._usage += event.usage
-        self._cost += event.cost_usd or 0.0
-        self._calls |= {call.call: call for call in event.message.calls}
-        if event.message.text and not (streamed and self._console.is_terminal):
-            self._console.print(self._markdown(event.message.text))
+    def _show_decision(self, record: Record, event: CallDecided) -> None:
+        call = self._calls.get(event.call)
+        if call is not None and event.arguments is not None:
+            self._calls[event.call] = replace(call, arguments=event.arguments)
+        since = self._settled(event.call, record.at)
+        who = f" by {event.by}" if event.by else ""
+        after = f" after {show_seconds(record.at - since)}" if since else ""
+        why = f": {event.reason}" if event.reason else ""
+        self._line(record, "▹", f"{DECIDED[event.decision]} · {self._name(event.call)}{who}{after}{why}", "yellow")
+
+    def _show_crash(self, record: Record, event: RunResumed) -> None:
+        """Whatever was under way was interrupted: the calls that follow say what became of it."""
+        under_way = [self._name(call) for call in self._started]
+        self._started = {}
+        self._screen.close()
+        lost = f" · under way: {', '.join(under_way)}" if under_way else ""
+        self._line(
+            record, "↻", f"the process died; picked up by another one (epoch {event.epoch}){lost}", "bold magenta"
+        )
 
     def _show_end(self, record: Record, event: RunEnded) -> None:
-        self.close()
-        parts = [event.reason, f"{self._turns} turn{'s' if self._turns != 1 else ''}", f"{self._usage.total} tokens"]
-        if self._cost:
-            parts.append(f"${self._cost:.4f}")
-        if event.detail:
-            parts.insert(1, event.detail)
-        style = REASON_STYLES.get(event.reason, "red")
-        self._line("●", style, " · ".join(parts), style, record)
+        self._screen.close()
+        run = self._run
+        parts = [event.reason, *([event.detail] if event.detail else []), count(run.turns, "turn")]
+        parts.append(count(run.usage.total, "token"))
+        parts += [show_cost(run.cost_usd)] if run.cost_usd else []
+        if run.began:
+            run.wait_until(record.at)
+            waited = f", {show_seconds(run.waited)} of it waiting" if run.waited >= 1 else ""
+            parts.append(f"{show_seconds(record.at - run.began)}{waited}")
+        self._line(record, "●", " · ".join(parts), REASON_STYLES.get(event.reason, "red"))
+        run.is_open = False
 
-    def _stream(self, text: str) -> None:
-        self._streamed += text
-        if not self._console.is_terminal:
-            return
-        if self._live is None:
-            from rich.live import Live
-
-            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="visible")
-            self._live.start()
-        self._live.update(self._markdown(self._streamed), refresh=True)
-
-    def _markdown(self, text: str) -> RenderableType:
-        from rich.markdown import Markdown
-
-        return Markdown(text) if self._console.is_terminal else text
-
-    def _line(self, mark: str, mark_style: str, text: str, style: str, record: Record | None = None) -> None:
-        from rich.text import Text as Styled
-
-        line = Styled()
-        if self._times and record is not None:
-            at = datetime.fromtimestamp(record.at).strftime("%H:%M:%S")
-            line.append(f"{record.seq:>5} {at}  ", "dim")
-        line.append(f"{mark} ", mark_style)
-        line.append(text, style)
-        if self._live is not None:
-            self._live.console.print(line)
+    def _progress(self, call: int, text: str) -> None:
+        if self._screen.is_terminal:
+            self._screen.begin(f"call {call}", f"{self._name(call)} · {text}")
         else:
-            self._console.print(line)
+            self._line(None, "…", f"{self._name(call)}: {text}", "dim")
+
+    def _settled(self, call: int, at: float) -> float | None:
+        since = self._suspended.pop(call, None)
+        if not self._suspended:
+            self._run.wait_until(at)
+        return since
+
+    def _line(self, record: Record | None, mark: str, text: str, style: str = "", *, mark_style: str = "") -> None:
+        if record is not None and record.seq <= self._known:
+            return
+        margin = ""
+        if self._full and record is not None:
+            when = datetime.fromtimestamp(record.at)
+            if (day := f"{when:%Y-%m-%d}") != self._day:
+                self._day = day
+                self._screen.line(" ", "", margin=day)
+            margin = f"{when:%H:%M:%S} {record.seq:>5}"
+        self._screen.line(mark, text, style, mark_style=mark_style, margin=margin)
 
     def _name(self, call: int) -> str:
         known = self._calls.get(call)
-        return f"{known.name}({show_arguments(known.arguments)})" if known else f"call {call}"
+        return f"{known.name}({show_arguments(known.arguments, self._room(0.45))})" if known else f"call {call}"
 
-    def _took(self, call: int, record: Record) -> str:
-        started = self._started.get(call)
-        if started is None:
-            return ""
-        seconds = record.at - started
-        return f" · {seconds:.1f} s" if seconds >= 1 else f" · {seconds * 1e3:.0f} ms"
+    def _room(self, lines: float) -> int:
+        return min(LONGEST, max(30, round(self._screen.width * lines) - 20))
 
 
-def show_arguments(arguments: str) -> str:
-    """Arguments as in a Python call, shortened for a line."""
-    try:
-        values = decode_json(arguments or "{}")
-    except ValueError:
-        return _shorten(arguments, ARGUMENT_WIDTH)
-    if not isinstance(values, dict):
-        return _shorten(arguments, ARGUMENT_WIDTH)
-    named = cast("dict[str, JSON]", values)
-    shown = (f"{key}={encode_json(value).decode()}" for key, value in named.items())
-    return _shorten(", ".join(shown), ARGUMENT_WIDTH)
+class Totals:
+    """What one run has used so far, and how long it waited for people."""
 
+    def __init__(self, run: int = 0, began: float = 0.0) -> None:
+        self.is_open = bool(run)
+        self.began = began
+        self.turns = 0
+        self.usage = Usage()
+        self.cost_usd = 0.0
+        self.waited = 0.0
+        self._waiting_since: float | None = None
 
-def _plain(parts: Iterable[Part]) -> str:
-    return " ".join(part.text if isinstance(part, Text) else _media(part) for part in parts)
+    def wait_from(self, at: float) -> None:
+        if self._waiting_since is None:
+            self._waiting_since = at
 
-
-def _media(part: Media) -> str:
-    return f"[{part.kind} {part.name or part.media_type}, {part.size} bytes]"
-
-
-def _shorten(text: str, width: int) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= width else f"{flat[: width - 1]}…"
+    def wait_until(self, at: float) -> None:
+        if self._waiting_since is not None:
+            self.waited += at - self._waiting_since
+            self._waiting_since = None

@@ -1,42 +1,102 @@
-"""How a command shows a run and who answers for it: JSON or a timeline, flags or a person."""
+"""How a command shows a run: a timeline for a person, JSON for a program."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from typing import Any, Protocol
 
-from perdure.cli.answers import ask, by_flag, is_interactive
+from perdure.cli.driving import Given
+from perdure.cli.remote import how_to_decide
+from perdure.cli.screen import Screen
 from perdure.cli.terminal import console, print_json
 from perdure.cli.timeline import Timeline
+from perdure.cli.words import count
 from perdure.core.deltas import Delta
-from perdure.core.views import Pending
 from perdure.ports import Record
-from perdure.runtime.results import Decision
+from perdure.runtime.results import RunResult
+from perdure.runtime.session import Session
 
 
-@contextmanager
-def shows_for(json: bool) -> Generator[Callable[[Record | Delta], None]]:
-    if json:
-        yield _show_json
-        return
-    timeline = Timeline(console())
-    try:
-        yield timeline.show
-    finally:
-        timeline.close()
+class View(Protocol):
+    def show(self, item: Record | Delta) -> None: ...
+
+    def say(self, text: str) -> None:
+        """Something that is not in the log, for a person."""
+        ...
+
+    def pause(self) -> None:
+        """Lets go of the terminal, so that a question can be asked."""
+        ...
+
+    def finish(self, session: Session[Any], result: RunResult[Any]) -> None:
+        """The run has ended, or is left waiting."""
+        ...
+
+    def close(self) -> None: ...
 
 
-def answers_for(yes: bool | None, json: bool) -> Callable[[Pending], Awaitable[Decision | None]]:
-    """A flag answers approvals, a person everything; without either, what waits is left for later."""
+class PersonView:
+    """Lines as things happen; what is left waiting comes with the commands that go on with it."""
 
-    async def answer(pending: Pending) -> Decision | None:
-        if yes is not None and (decision := by_flag(pending, yes=yes)):
-            return decision
-        return await ask(pending) if is_interactive() and not json else None
+    def __init__(self, given: Given, *, echo: bool = True, known: int = 0) -> None:
+        self._given = given
+        self._screen = Screen(console())
+        self._timeline = Timeline(self._screen, echo=echo, known=known)
+        if known:
+            self.say(f"{count(known, 'record')} came before; perdure sessions show has them")
 
-    return answer
+    def show(self, item: Record | Delta) -> None:
+        self._timeline.show(item)
+
+    def say(self, text: str) -> None:
+        self._screen.line("·", text, "dim")
+
+    def pause(self) -> None:
+        self._timeline.pause()
+
+    def finish(self, session: Session[Any], result: RunResult[Any]) -> None:
+        self._timeline.close()
+        if not result.pending:
+            return
+        self._screen.line("●", f"waiting for {count(len(result.pending), 'decision')}", "bold yellow")
+        for item in result.pending:
+            self._screen.line(" ", how_to_decide(item, self._given.store))
+        self._screen.line(" ", self._given.resume(session.id))
+
+    def close(self) -> None:
+        self._timeline.close()
 
 
-def _show_json(item: Record | Delta) -> None:
-    """One object a line: a record as it is in the log, a delta under its own name."""
-    print_json(item if isinstance(item, Record) else {"delta": item})
+class JsonView:
+    """One object a line: a record as it is in the log, a delta under its own name, at last the result."""
+
+    def show(self, item: Record | Delta) -> None:
+        print_json(item if isinstance(item, Record) else {"delta": item})
+
+    def say(self, text: str) -> None:
+        pass
+
+    def pause(self) -> None:
+        pass
+
+    def finish(self, session: Session[Any], result: RunResult[Any]) -> None:
+        print_json(
+            {
+                "result": {
+                    "session": session.id,
+                    "run": result.run,
+                    "reason": result.reason,
+                    "detail": result.detail,
+                    "turns": result.turns,
+                    "usage": result.usage,
+                    "cost_usd": result.cost_usd,
+                    "pending": result.pending,
+                }
+            }
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def view_for(given: Given, *, echo: bool = True, known: int = 0) -> View:
+    return JsonView() if given.json else PersonView(given, echo=echo, known=known)

@@ -29,7 +29,9 @@ from perdure.core.events import (
     RunEnded,
     StopRequested,
 )
+from perdure.core.guards import tripped
 from perdure.core.outcomes import EXPIRY, end_answered, end_call, end_refused, end_unknown
+from perdure.core.specs import Guards
 from perdure.core.state import Call, RunState, SessionState, find_call
 
 MAX_REPAIRS = 2
@@ -60,12 +62,18 @@ def next_actions(state: SessionState) -> tuple[Action, ...]:
         return (CallModel(run.turn, run.attempt + 1, final=run.final),)
     if run.failure and run.failure.kind not in ("limit", "stopped"):
         return _end(run, "failed", f"{run.failure.kind}: {run.failure.detail}")
+    if detail := tripped(run.circles, _guards(state)):
+        return _end(run, "failed", detail)
     if run.response and not run.calls and (end := _end_answered(state, run)):
         return (AppendEvents((end,)),)
     if limit := exhausted(run):
         return (CallModel(run.turn + 1, final=True),) if _may_answer(run) else _end(run, "limit", limit)
     joining = tuple(queued.input for queued in state.queue if queued.busy == "join")
     return (CallModel(run.turn + 1, inputs=joining),)
+
+
+def _guards(state: SessionState) -> Guards:
+    return state.spec.guards if state.spec else Guards()
 
 
 def exhausted(run: RunState) -> str:
@@ -125,6 +133,8 @@ def _end_answered(state: SessionState, run: RunState) -> RunEnded | None:
     if response.invalid:
         may_repair = run.repairs <= MAX_REPAIRS and not run.final
         return None if may_repair else RunEnded(run.run, "failed", f"output: {response.invalid}")
+    if run.circles.empty and _guards(state).empty_answers is not None and not (run.final or limit):
+        return None
     if not limit and any(queued.busy == "join" for queued in state.queue):
         return None
     detail = f"answered at the limit: {limit}" if run.final else ""
@@ -328,11 +338,13 @@ def _is_forced(run: RunState) -> bool:
 
 def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:
     run = state.run
-    if run is None:
+    if run is None and not state.queue:
         raise Refused("The session has no open run.")
-    if _is_forced(run) or (run.stop and command.cause != "cancel"):
+    # An input that was accepted is a run to be: it can be stopped before anybody has started it.
+    stop = run.stop if run else state.early_stop
+    if stop and (stop.cause in ("cancel", "interrupt") or command.cause != "cancel"):
         return ()
-    return (StopRequested(run.run, command.cause, command.by),)
+    return (StopRequested(run.run if run else state.runs + 1, command.cause, command.by),)
 
 
 def _expire(state: SessionState, now: float) -> tuple[Event, ...]:

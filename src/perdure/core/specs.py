@@ -53,6 +53,14 @@ class PolicySpec(Plain, frozen=True):
     deny: tuple[str, ...] = ()
 
 
+class Guards(Plain, frozen=True):
+    """After how many useless steps a run is ended; the model is told one step before. None switches a guard off."""
+
+    empty_answers: int | None = 3
+    repeated_calls: int | None = 4
+    truncated_calls: int | None = 3
+
+
 class ModelSettings(Plain, frozen=True):
     """How to sample; None leaves it to the provider."""
 
@@ -73,6 +81,7 @@ class AgentSpec(Plain, frozen=True):
     settings: ModelSettings = ModelSettings()
     output: JSON = None
     concurrency: int | None = None
+    guards: Guards = Guards()
 
 
 class Overrides(Plain, frozen=True):

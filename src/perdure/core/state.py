@@ -32,6 +32,7 @@ from perdure.core.events import (
     SessionOpened,
     StopRequested,
 )
+from perdure.core.guards import Circles, after_answer, after_call, nudge_answer, nudge_results
 from perdure.core.messages import (
     JSON,
     AnswerPart,
@@ -105,6 +106,7 @@ class RunState(Plain, frozen=True):
     failure: ModelFailed | None = None
     stop: StopRequested | None = None
     repairs: int = 0
+    circles: Circles = Circles()
     called: int = 0
     usage: Usage = Usage()
     cost_usd: float = 0.0
@@ -157,6 +159,7 @@ class SessionState(Plain, frozen=True):
     ended: Buffer[RunSummary] = Buffer()
     history: Buffer[Message] = Buffer()
     run: RunState | None = None
+    early_stop: StopRequested | None = None
     remembered: tuple[Remembered, ...] = ()
     usage: Usage = Usage()
     cost_usd: float = 0.0
@@ -194,7 +197,8 @@ def evolve(state: SessionState, event: Event) -> SessionState:
         case ModelFailed():
             return replace(state, seq=seq, run=_with_failure(state.run, event))
         case StopRequested():
-            return replace(state, seq=seq, run=_with_stop(state.run, event))
+            early = event if state.run is None and event.run == state.runs + 1 else state.early_stop
+            return replace(state, seq=seq, run=_with_stop(state.run, event), early_stop=early)
         case RunResumed(epoch=epoch):
             return _on_resumed(replace(state, seq=seq, epoch=epoch))
         case AgentPinned(digest=digest, spec=spec):
@@ -253,6 +257,7 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         origin=event.origin,
         epoch=0,
         queue=(),
+        early_stop=None,
         keys=state.keys.without(left) if left else state.keys,
     )
 
@@ -291,8 +296,9 @@ def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
         settings=event.settings,
         output=event.output,
         continues=event.continues,
+        stop=state.early_stop,
     )
-    return replace(_take_inputs(state, event.inputs, event.run), runs=event.run, run=run)
+    return replace(_take_inputs(state, event.inputs, event.run), runs=event.run, run=run, early_stop=None)
 
 
 def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
@@ -325,11 +331,14 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     tokens = event.usage.total or state.context_tokens + estimate_tokens(parts)
     calls = tuple(Call(p.call, p.name, p.arguments, p.id) for p in parts if isinstance(p, ToolCall))
     repairs = run.repairs
+    circles = after_answer(run.circles, event)
+    feedback = nudge_answer(circles, state.spec.guards) if state.spec and not run.final else ""
     if event.invalid and not calls:
-        feedback = Text(f"The answer does not fit the output type: {event.invalid} Answer again, corrected.")
-        history = history.add(UserMessage((feedback,)))
-        tokens += estimate_tokens((feedback,))
+        feedback = f"The answer does not fit the output type: {event.invalid} Answer again, corrected."
         repairs += 1
+    if feedback:
+        history = history.add(UserMessage((Text(feedback),)))
+        tokens += estimate_tokens((Text(feedback),))
     cost = event.cost_usd or 0.0
     answered = replace(
         run,
@@ -337,6 +346,7 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         response=event,
         calls=calls,
         repairs=repairs,
+        circles=circles,
         called=run.called + len(calls),
         usage=run.usage + event.usage,
         cost_usd=run.cost_usd + cost,
@@ -435,7 +445,8 @@ def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
     calls = tuple(
         replace(c, status="ended", end=event, pause=None) if c.ordinal == call.ordinal else c for c in run.calls
     )
-    state = replace(state, run=replace(run, calls=calls, seconds=run.seconds + event.seconds))
+    circles = after_call(run.circles, call.name, call.digest or call.arguments, event)
+    state = replace(state, run=replace(run, calls=calls, circles=circles, seconds=run.seconds + event.seconds))
     if all(c.status == "ended" for c in calls):
         return _add_results(state, calls)
     return state
@@ -444,9 +455,13 @@ def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
 def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
     results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
     parts: list[Part | AnswerPart] = [part for result in results for part in result.parts]
+    history = state.history.add(ToolMessage(results))
+    if state.run and state.spec and (feedback := nudge_results(state.run.circles, state.spec.guards)):
+        history = history.add(UserMessage((Text(feedback),)))
+        parts.append(Text(feedback))
     return replace(
         state,
-        history=state.history.add(ToolMessage(results)),
+        history=history,
         context_tokens=state.context_tokens + estimate_tokens(parts),
     )
 

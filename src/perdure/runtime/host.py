@@ -19,8 +19,8 @@ from perdure.core.views import Pending, summarise
 from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
 from perdure.runtime.agent import Agent, Binding, bind
 from perdure.runtime.drive import Driver
+from perdure.runtime.given import given_plain
 from perdure.runtime.log import Change, SessionLog, as_kept
-from perdure.runtime.schema import to_plain
 from perdure.runtime.world import World, schema_key
 
 KEPT_WARM = 100
@@ -108,7 +108,7 @@ class Host:
         self, binding: Binding, id: str | None, tenant: str, data: object, metadata: dict[str, str]
     ) -> SessionLog:
         uid = token_hex(10)
-        opened = SessionOpened(uid, id or uid, binding.spec.name, tenant, data=to_plain(data), metadata=metadata)
+        opened = SessionOpened(uid, id or uid, binding.spec.name, tenant, data=given_plain(data), metadata=metadata)
         check_data(binding, opened.id, opened.data)
         log = SessionLog(uid, self.world.store, self.world.clock)
         change = Change(log.state)
@@ -120,7 +120,7 @@ class Host:
         log = await self.load(row.uid)
         if log.state.agent != binding.spec.name:
             raise Conflict(f"Session {row.id!r} belongs to the agent {log.state.agent!r}; open it with that one.")
-        if data is not None and to_plain(data) != log.state.data:
+        if data is not None and given_plain(data) != log.state.data:
             raise Conflict(f"Session {row.id!r} was opened with other data; open it without data, or under a new id.")
         check_data(binding, row.id, log.state.data)
         return log
@@ -186,26 +186,26 @@ class Host:
         """Drives one session until it settles, waits, or somebody else takes over."""
         log = await self.load(uid)
         binding = self._bindings.get(log.state.agent)
-        if binding is None or not await self._has_work(log):
+        if binding is None or not (uid in self._dropped or await self._has_work(log)):
             return
         try:
             claim = await self.world.store.claim(uid, self._owner)
-            if claim is None or self._stopping:
-                return
-            if claim.head != log.state.seq:
-                await log.refresh()
-            driver = self._drivers[uid] = Driver(log, binding, self.world, claim)
-            await driver.run()
+            if claim is not None and not self._stopping:
+                if claim.head != log.state.seq:
+                    await log.refresh()
+                driver = self._drivers[uid] = Driver(log, binding, self.world, claim)
+                await driver.run()
         except StaleEpoch:
             await log.refresh()
         except Exception as error:
-            # Whoever awaits the run here must not wait for ever. The session stays runnable, but nobody else will look
-            # after it while we live and own it.
+            # Whoever awaits the run here must not wait for ever. The session itself may still be ours, and nobody else
+            # looks after it while we live: our sweep has to.
             self._dropped.add(uid)
             log.fail(error)
             raise
         finally:
             self._drivers.pop(uid, None)
+        self._dropped.discard(uid)
 
     async def _has_work(self, log: SessionLog) -> bool:
         """Claims are not for free: a submission that came while the session was driven has mostly been served."""
@@ -277,8 +277,7 @@ class Host:
     async def _sweep(self) -> Sequence[str]:
         now = self.world.clock.now()
         found = await self.world.store.runnable(list(self._bindings), now=now)
-        dropped, self._dropped = self._dropped, set()
-        return [*found, *dropped.difference(found)]
+        return [*found, *self._dropped.difference(found)]
 
     def _keep(self, log: SessionLog) -> SessionLog:
         self._logs[log.uid] = log

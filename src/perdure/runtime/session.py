@@ -21,12 +21,13 @@ from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
 from perdure.runtime.agent import OutputT
 from perdure.runtime.follow import follow
+from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.host import Host
 from perdure.runtime.log import SessionLog
-from perdure.runtime.media import Input, clean_text, to_parts
+from perdure.runtime.media import Input, to_parts
 from perdure.runtime.results import Decision, RunResult
 from perdure.runtime.run import Run
-from perdure.runtime.schema import codec_of, to_plain
+from perdure.runtime.schema import codec_of
 from perdure.runtime.world import schema_key
 
 Answer = DecisionKind | Decision | None
@@ -97,7 +98,7 @@ class Session(Generic[OutputT]):
         for digest, data in artifacts.items():
             await self._host.world.store.save_artifact(self.uid, digest, data)
         digest = digest_of(encode_json(parts)) if key is not None else ""
-        key = None if key is None else clean_text(key)
+        key = None if key is None else given_text(key, "A key")
         before = self._log.state.seq
         events = await self._host.request(self._log, SendInput(parts, busy, key, digest, overrides))
         accepted = next((event.input for event in events if isinstance(event, InputAccepted)), None)
@@ -160,8 +161,8 @@ class Session(Generic[OutputT]):
                 decision,
                 by=by,
                 reason=reason,
-                value=to_plain(value),
-                arguments=None if arguments is None else encode_json(to_plain(arguments)).decode(),
+                value=given_plain(value),
+                arguments=None if arguments is None else encode_json(given_plain(arguments)).decode(),
                 remember="exact" if remember is True else remember or "",
             ),
         )

@@ -1,7 +1,7 @@
 """Tests without mocks: a scripted model, a clock to turn by hand, crashes on demand and the contract suites."""
 
 from perdure.testing.clock import ManualClock
-from perdure.testing.faults import FaultPoints, crash_at
+from perdure.testing.faults import FaultPoints, crash_at, fault_point
 from perdure.testing.network import no_network
 from perdure.testing.replies import Reply, call
 from perdure.testing.scripted import ScriptedModel
@@ -18,5 +18,6 @@ __all__ = [
     "check_store",
     "crash_at",
     "crash_sweep",
+    "fault_point",
     "no_network",
 ]

@@ -1,0 +1,65 @@
+"""What the shell offers after Tab: sessions, pending decisions and the words of a decision."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perdure.core.errors import PerdureError
+
+if TYPE_CHECKING:
+    from perdure.wiring import Runtime
+
+OFFERED = 100
+
+
+def session_ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    async def read(runtime: Runtime) -> list[str]:
+        found: list[str] = []
+        async for row in runtime.sessions():
+            if row.id.startswith(incomplete):
+                found.append(row.id)
+            if len(found) == OFFERED:
+                break
+        return found
+
+    return _look(ctx, read)
+
+
+def pending_ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    async def read(runtime: Runtime) -> list[str]:
+        return [item.id for item in await runtime.pending() if item.id.startswith(incomplete)]
+
+    return _look(ctx, read)
+
+
+def decisions(incomplete: str) -> list[str]:
+    from typing import get_args
+
+    from perdure.core.events import DecisionKind
+
+    return [word for word in get_args(DecisionKind) if word.startswith(incomplete)]
+
+
+def _look(ctx: typer.Context, read: Callable[[Runtime], Awaitable[list[str]]]) -> list[str]:
+    """Nothing where there is nothing to read: a Tab must not make a store, nor show an error."""
+    import asyncio
+
+    from perdure.cli.remote import beside
+
+    async def look() -> list[str]:
+        async with beside(ctx.params.get("store") or os.environ.get("PERDURE_STORE")) as runtime:
+            return await read(runtime)
+
+    try:
+        return asyncio.run(look())
+    except PerdureError:
+        return []
+
+
+SessionArgument = Annotated[
+    str, typer.Argument(metavar="SESSION", help="The session's id.", show_default=False, autocompletion=session_ids)
+]

@@ -1,0 +1,107 @@
+"""Driving from the command line: one agent, and the one session that this command was given.
+
+Rule: what other sessions left behind is not picked up by the way; nobody would see what it does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
+from typing import Any
+
+import msgspec
+
+from perdure.cli.agents import load_agent
+from perdure.cli.terminal import patience, store_url
+from perdure.cli.words import shell
+from perdure.core.errors import Refused
+from perdure.ports import Clock
+from perdure.runtime.agent import Agent
+from perdure.runtime.clock import SystemClock
+from perdure.runtime.local import LocalEngine
+from perdure.runtime.run import Run
+from perdure.runtime.session import Session
+from perdure.wiring import Runtime
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What the command line said of the agent, the store and the manner."""
+
+    agent: str | None
+    model: str | None
+    store: str | None
+    tenant: str
+    yes: bool | None
+    json: bool
+
+    def resume(self, session: str) -> str:
+        """The command that goes on with a session, here or in another terminal."""
+        return shell("resume", session, agent=self.agent, model=self.model, store=self.store, tenant=self.tenant)
+
+
+class SoloEngine:
+    """Drives the sessions that were submitted here, and those only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._engine = LocalEngine(clock)
+        self._mine: set[str] = set()
+
+    async def start(
+        self, drive: Callable[[str], Awaitable[None]], sweep: Callable[[], Awaitable[Sequence[str]]]
+    ) -> None:
+        async def sweep_mine() -> Sequence[str]:
+            return [session for session in await sweep() if session in self._mine] if self._mine else ()
+
+        await self._engine.start(drive, sweep_mine)
+
+    def submit(self, session: str) -> None:
+        self._mine.add(session)
+        self._engine.submit(session)
+
+    async def drain(self, grace: float) -> None:
+        await self._engine.drain(grace)
+
+
+class Driving:
+    """An open runtime, the agent it was opened for, and the ways to get a run going in it."""
+
+    def __init__(self, runtime: Runtime, agent: Agent[Any], engine: SoloEngine) -> None:
+        self.runtime = runtime
+        self.agent = agent
+        self._engine = engine
+
+    async def start(self, session: Session[Any], prompt: str, key: str | None = None) -> Run[Any]:
+        run = await session.start(prompt, key=key)
+        # The same key is the same run, perhaps one that a dead process left open: then nothing was submitted.
+        self._engine.submit(session.uid)
+        return run
+
+    async def go_on(self, session: Session[Any]) -> Run[Any]:
+        """The open run, the input that waits to become one, or a new run that continues the last."""
+        state = session.state
+        if state.run is None and state.queue:
+            self._engine.submit(session.uid)
+            return Run(session._host, session._log, state.queue[0].input)  # pyright: ignore[reportPrivateUsage] - Session.go_on refuses a session that died before its run began
+        try:
+            return await session.go_on()
+        except Refused:
+            last = session.state.ended[-1].reason if len(session.state.ended) else ""
+            why = f"its last run is {last}" if last else "it has had no input yet"
+            command = shell("run", "…", session=session.id)
+            raise Refused(
+                f"Session {session.id!r} has nothing to resume: {why}; send an input with {command}."
+            ) from None
+
+
+@asynccontextmanager
+async def driving(given: Given) -> AsyncGenerator[Driving]:
+    """With --json, what the agent's code prints goes to stderr."""
+    async with AsyncExitStack() as stack:
+        if given.json:
+            stack.enter_context(redirect_stdout(sys.stderr))
+        agent = load_agent(given.agent, given.model)
+        engine = SoloEngine(SystemClock())
+        async with patience("opening the store …"):
+            runtime = await stack.enter_async_context(Runtime(store_url(given.store), agents=[agent], engine=engine))
+        yield Driving(runtime, agent, engine)

@@ -1,0 +1,78 @@
+"""Loop guards: a model that goes round in circles is told so once, then its run is ended.
+
+Rule: what is counted and what is said follows from the log and the pinned spec alone.
+"""
+
+from __future__ import annotations
+
+from perdure.core.events import CallEnded, ModelResponded
+from perdure.core.messages import Part, Plain, ToolCall
+from perdure.core.specs import Guards
+
+REMEMBERED_CALLS = 16
+
+
+class Repeat(Plain, frozen=True):
+    """A call, by name and argument digest, and how often in a row it has had this result."""
+
+    name: str
+    digest: str
+    parts: tuple[Part, ...]
+    count: int
+
+
+class Circles(Plain, frozen=True):
+    """What a run has done to no effect so far."""
+
+    empty: int = 0
+    truncated: int = 0
+    repeats: tuple[Repeat, ...] = ()
+
+
+def after_answer(circles: Circles, event: ModelResponded) -> Circles:
+    has_calls = any(isinstance(part, ToolCall) for part in event.message.parts)
+    is_empty = not has_calls and not event.message.text.strip()
+    is_cut = has_calls and event.stop == "length"
+    if not (is_empty or is_cut or circles.empty or circles.truncated):
+        return circles
+    return Circles(circles.empty + 1 if is_empty else 0, circles.truncated + 1 if is_cut else 0, circles.repeats)
+
+
+def after_call(circles: Circles, name: str, digest: str, event: CallEnded) -> Circles:
+    known = next((r for r in circles.repeats if r.name == name and r.digest == digest), None)
+    same = known is not None and known.parts == event.parts
+    repeat = Repeat(name, digest, event.parts, known.count + 1 if same and known else 1)
+    others = tuple(r for r in circles.repeats if r is not known)
+    return Circles(circles.empty, circles.truncated, (*others, repeat)[-REMEMBERED_CALLS:])
+
+
+def nudge_answer(circles: Circles, guards: Guards) -> str:
+    """What to tell the model after an empty answer that does not end the run yet."""
+    limit = guards.empty_answers
+    if limit is None or not 0 < circles.empty < limit:
+        return ""
+    return "Your answer was empty. Say what you found, or call a tool."
+
+
+def nudge_results(circles: Circles, guards: Guards) -> str:
+    """What to tell the model behind the results of a turn, one step before a guard ends the run."""
+    limit = guards.truncated_calls
+    if limit is not None and 0 < circles.truncated < limit:
+        return "Your tool call was cut off at the output limit and was not carried out. Make it shorter."
+    repeat = circles.repeats[-1] if circles.repeats else None
+    if repeat is None or guards.repeated_calls is None or repeat.count != guards.repeated_calls - 1:
+        return ""
+    times = f"{repeat.count} times with the same arguments and the same result"
+    return f"You have called {repeat.name} {times}. Do something else, or answer."
+
+
+def tripped(circles: Circles, guards: Guards) -> str:
+    """Why the run has to end, or nothing."""
+    if guards.empty_answers is not None and circles.empty >= guards.empty_answers:
+        return f"loop guard: {circles.empty} empty answers in a row"
+    if guards.truncated_calls is not None and circles.truncated >= guards.truncated_calls:
+        return f"loop guard: {circles.truncated} truncated tool calls in a row"
+    for repeat in circles.repeats:
+        if guards.repeated_calls is not None and repeat.count >= guards.repeated_calls:
+            return f"loop guard: {repeat.name} called {repeat.count} times with the same arguments and result"
+    return ""
