@@ -12,8 +12,6 @@ from typing import TypeAlias
 
 import apsw
 import msgspec
-from tests.crash.ledger import ACKS, LEDGER, Ack, Deed, read_lines
-from tests.crash.scenario import CALLS, CANCELLED, DECISIONS, JOBS, TURNS, digest_state
 
 from perdure.core.errors import PerdureError
 from perdure.core.messages import UserMessage
@@ -34,6 +32,8 @@ from perdure.events import (
 )
 from perdure.ports import Record, SessionRow
 from perdure.stores import sqlite_reads
+from tests.crash.ledger import ACKS, LEDGER, Ack, Deed, read_lines
+from tests.crash.scenario import CALLS, CANCELLED, DECISIONS, JOBS, TURNS, digest_state
 
 INPUTS = {*(f"job-{job}" for job in (*JOBS, CANCELLED)), "note-b", "note-c"}
 

@@ -10,32 +10,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
 from perdure import Agent, Conflict, Refused, Runtime, Session, StoreError, ToolContext, tool
 from perdure.core.messages import Text, UserMessage
 from perdure.core.state import SessionState, fold
-from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import pending_of
-from perdure.events import (
-    CallDecided,
-    CallEnded,
-    CallStarted,
-    Event,
-    InputAccepted,
-    ModelCalled,
-    RunEnded,
-    RunStarted,
-    StopRequested,
-)
+from perdure.events import Event
 from perdure.ports import ModelRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock, ScriptedModel, call
+from tests.crash.acted_on import Ack, Start, check
 
-STEPS = (10, 20, 40)
+STEPS = (15, 30, 60)
 ROUNDS = 60
 PLANS = (
     [],
@@ -53,7 +42,7 @@ class Door:
     def __init__(self, store: MemoryStore, chance: Random) -> None:
         self.is_out = False
         self.is_dead = False
-        self.starts: list[tuple[int, int]] = []
+        self.starts: list[Start] = []
         self._store = store
         self._chance = chance
         self._owners: set[str] = set()
@@ -161,8 +150,8 @@ class Interleaving:
         self.store = MemoryStore()
         self.processes: list[Process] = []
         self.gone: list[Process] = []
-        self.starts: list[tuple[int, int]] = []
-        self.acks: list[tuple[str, str]] = []
+        self.starts: list[Start] = []
+        self.acks: list[Ack] = []
         self.inputs = 0
         self.uid = ""
         self.errors: list[str] = []
@@ -173,8 +162,9 @@ class Interleaving:
         asyncio.get_running_loop().set_exception_handler(self._on_stray)
         await self.store.open()
         await self.start(drives=True)
-        moves: list[Callable[[], Awaitable[None]]] = [self.command] * 12
-        moves += [self.wait] * 4 + [self.die, self.freeze, self.leave, self.fail] + [self.come] * 2
+        await self.start(drives=False)
+        moves: list[Callable[[], Awaitable[None]]] = [self.command] * 16
+        moves += [self.wait] * 3 + [self.die, self.freeze] * 2 + [self.leave, self.fail] + [self.come] * 5
         for _ in range(self.chance.choice(STEPS)):
             await self.chance.choice(moves)()
             await self.rest(self.chance.randrange(12))
@@ -204,7 +194,7 @@ class Interleaving:
         """Somebody asks for something; whether and when it is acknowledged is its own affair."""
         if self.processes:
             process = self.chance.choice(self.processes)
-            ask = self.chance.choice((self.send, self.send, self.decide, self.decide, self.stop, self.look, self.look))
+            ask = self.chance.choice((self.send, self.send, self.send, self.decide, self.decide, self.stop, self.look))
             self._spawn(ask(process))
 
     async def wait(self) -> None:
@@ -324,78 +314,18 @@ class Interleaving:
                 self._spawn(visitor.session.cancel())
 
 
-def check(events: list[Event], acks: list[tuple[str, str]], starts: list[tuple[int, int]]) -> Iterator[str]:
-    """Every acknowledged command was acted on, and the laws of the log hold."""
-    state = fold(events)
-    if state.run or state.queue:
-        yield f"work is left: {state.run}, {state.queue}"
-    for what, name in acks:
-        if not _CHECKS[what](events, name):
-            yield f"the acknowledged {what} {name} was not acted on"
-    yield from _check_laws(events, state)
-    intents = Counter((event.call, event.attempt) for event in events if isinstance(event, CallStarted))
-    for start, count in Counter(starts).items():
-        if count > intents[start]:
-            yield f"{start} started {count} times on {intents[start]} intents"
-    retries = Counter(event.call for event in events if isinstance(event, CallDecided) and event.decision == "retry")
-    for event in events:
-        if isinstance(event, CallStarted) and event.effect == "once" and event.attempt > 1 + retries[event.call]:
-            yield f"the once call {event.call} was started again without a retry"
-
-
-def _check_laws(events: list[Event], state: SessionState) -> Iterator[str]:
-    ends = Counter(event.call for event in events if isinstance(event, CallEnded))
-    if ends != dict.fromkeys(range(1, state.calls + 1), 1):
-        yield f"not every call has one end: {ends}"
-    runs = Counter(event.run for event in events if isinstance(event, RunEnded))
-    if runs != dict.fromkeys(range(1, state.runs + 1), 1):
-        yield f"not every run has one end: {runs}"
-    if unpaired(transcript(state)):
-        yield "a call has no result behind it"
-    stopped = {event.run for event in events if isinstance(event, StopRequested)}
-    for event in events:
-        if isinstance(event, RunEnded) and event.run in stopped and event.reason not in ("stopped", "cancelled"):
-            yield f"run {event.run} was told to stop, but ended {event.reason}"
-
-
-def _is_taken(events: list[Event], key: str) -> bool:
-    numbers = [event.input for event in events if isinstance(event, InputAccepted) and event.key == key]
-    taken = [n for event in events if isinstance(event, RunStarted | ModelCalled) for n in event.inputs]
-    return len(numbers) == 1 and taken.count(numbers[0]) == 1
-
-
-def _is_decided(events: list[Event], name: str) -> bool:
-    decided = [f"{e.call} {e.pause} {e.decision}" for e in events if isinstance(e, CallDecided)]
-    return decided.count(name) == 1
-
-
-def _is_stopped(events: list[Event], name: str) -> bool:
-    first, last = map(int, name.split())
-    return any(isinstance(event, StopRequested) and first <= event.run <= last for event in events)
-
-
-_CHECKS: dict[str, Callable[[list[Event], str], bool]] = {
-    "input": _is_taken,
-    "decision": _is_decided,
-    "stop": _is_stopped,
-}
-
-
 def run_interleaving(seed: int) -> list[str]:
-    interleaving = Interleaving(seed)
-    logged = _Errors()
+    """What is broken, and what was logged although the store was not out of order."""
     logger = logging.getLogger("perdure")
-    logger.addHandler(logged)
+    before, errors = logger.handlers, _Errors()
+    logger.handlers, logger.propagate = [errors], False
     try:
-        broken = asyncio.run(interleaving.run())
+        return asyncio.run(Interleaving(seed).run()) + errors.seen
     finally:
-        logger.removeHandler(logged)
-    return broken + logged.seen
+        logger.handlers, logger.propagate = before, True
 
 
 class _Errors(logging.Handler):
-    """What the runtime logs although the store was not out of order."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []

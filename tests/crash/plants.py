@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.crash.scenario import scenario
-
 from perdure.core import rules
 from perdure.core.actions import Action, RunTool
 from perdure.core.state import Call
@@ -15,6 +13,7 @@ from perdure.runtime.drive import Driver
 from perdure.runtime.flight import Flight
 from perdure.runtime.log import Change
 from perdure.stores.sqlite import SqliteStore
+from tests.crash.scenario import scenario
 
 
 async def without_intent(store: Store) -> None:

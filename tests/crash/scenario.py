@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.crash.ledger import ACKS, LEDGER, Ack, Deed, write_line
-
 from perdure import Agent, Pending, Record, Refused, Run, Runtime, Session, ToolContext, tool
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.messages import AssistantMessage, Text, ToolCall, UserMessage
@@ -23,6 +21,7 @@ from perdure.events import CallStarted, CallSuspended, ModelResponded
 from perdure.ports import ModelRequest, Store
 from perdure.testing import ScriptedModel, call
 from perdure.testing.faults import fault_point
+from tests.crash.ledger import ACKS, LEDGER, Ack, Deed, write_line
 
 JOBS = ("a", "b", "c", "d", "e", "f")
 CANCELLED = "x"
@@ -35,7 +34,7 @@ DECISIONS = {"a2.0": "approve", "c2.0": "edit", "e2.0": "deny"}
 SHAPES = (
     ("look", "charge", "mail", "look"),
     ("charge", "charge", "mail", "ship"),
-    ("mail", "look", "charge", "mail"),
+    ("post", "look", "charge", "mail"),
     ("look", "mail", "charge", "mail"),
     ("ship", "look", "charge", "mail"),
     ("charge",),
@@ -120,6 +119,12 @@ async def mail(item: str, ctx: ToolContext) -> str:
     return await _act("mail", item, ctx)
 
 
+@tool(on_unknown="tell")
+async def post(item: str, ctx: ToolContext) -> str:
+    """Post a letter: at most once, and nobody is asked whether it went."""
+    return await _act("post", item, ctx)
+
+
 @tool(effect="idempotent", ask=True)
 async def refund(item: str, cents: int, ctx: ToolContext) -> str:
     """Pay back, if somebody approves."""
@@ -138,7 +143,7 @@ AGENT = Agent(
     name="clerk",
     instructions="You do jobs.",
     model=ScriptedModel(answer),
-    tools=[look, charge, ship, mail, refund, hold],
+    tools=[look, charge, ship, mail, post, refund, hold],
 )
 
 

@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from perdure.testing.sweep import OpenStore, Scenario, choose_points
 from tests.crash.plants import open_hasty, with_blind_rerun, without_intent
 from tests.crash.scenario import scenario
 from tests.crash.trials import kill_at
 from tests.crash.zombie import EpochlessStore, overtake_a_zombie
-
-from perdure.testing.sweep import OpenStore, Scenario, choose_points
 
 POINTS = 1000
 TRIALS = 40

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.crash.visitor import visit_a_driver
 
 Record = Callable[[str, object], None]
@@ -17,6 +19,7 @@ SAMPLED = 10
 async def _visit(seeds: range, arena: Path, record_property: Record) -> None:
     for seed in seeds:
         assert await visit_a_driver(arena / f"seed-{seed}", seed) == [], f"seed {seed}"
+        shutil.rmtree(arena / f"seed-{seed}")
     record_property("figure: visits of a second process", len(seeds))
 
 

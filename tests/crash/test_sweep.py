@@ -6,16 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.crash.scenario import scenario
-from tests.crash.trials import kill_at, kill_at_random, measure_life
 
-from perdure.testing.sweep import Trial, choose_points
+from perdure.testing.sweep import choose_points
+from tests.crash.trials import count_points, kill_at, kill_at_random, kill_twice, measure_life
 
 Record = Callable[[str, object], None]
 
 BLOCKS = 50
 SAMPLED_POINTS = 150
 SAMPLED_BLOCKS = 10
+DOUBLE_KILLS = 200
+DOUBLE_BLOCKS = 10
 RANDOM_KILLS = 500
 SAMPLED_KILLS = 50
 
@@ -29,13 +30,13 @@ async def test_every_point(block: int, arena: Path, record_property: Record) -> 
         assert survived.broken == [], survived.deaths
         trials += 1
     assert trials >= 20
-    record_property("figure: points, each killed at once", trials)
+    record_property("figure: points killed at, one per trial", trials)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(SAMPLED_BLOCKS))
 async def test_sampled_points(block: int, arena: Path, record_property: Record) -> None:
-    total = len(await Trial(scenario, arena / "undisturbed").count_points())
+    total = await count_points(arena)
     points = [*choose_points(total, SAMPLED_POINTS, seed=7)][block::SAMPLED_BLOCKS]
     for point in points:
         survived = await kill_at(arena, point)
@@ -44,7 +45,20 @@ async def test_sampled_points(block: int, arena: Path, record_property: Record) 
             point -= 20
             survived = await kill_at(arena, point)
         assert survived.broken == [], survived.deaths
-    record_property("figure: points, each killed at once", len(points))
+    record_property("figure: points killed at, one per trial", len(points))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("block", range(DOUBLE_BLOCKS))
+async def test_kills_during_recovery(block: int, arena: Path, record_property: Record) -> None:
+    total = await count_points(arena)
+    trials = 0
+    for point in [*choose_points(total, DOUBLE_KILLS, seed=11)][block::DOUBLE_BLOCKS]:
+        survived = await kill_twice(arena, point, seed=point)
+        if survived is not None:
+            assert survived.broken == [], survived.deaths
+            trials += 1
+    record_property("figure: points killed at twice, the second time during recovery", trials)
 
 
 async def _kill_at_random(seeds: range, arena: Path, record_property: Record) -> None:

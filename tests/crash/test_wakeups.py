@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from tests.crash.interleaving import run_interleaving
 
 from perdure import Agent, Record, Runtime, StoreError
 from perdure.events import Noted
@@ -16,21 +14,13 @@ from perdure.runtime.clock import SystemClock
 from perdure.runtime.log import Change, SessionLog
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock, ScriptedModel
+from tests.crash.interleaving import run_interleaving
 
 Property = Callable[[str, object], None]
 
 INTERLEAVINGS = 10_000
 SAMPLED = 1_000
 BLOCK = 250
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Outages are part of the plan; what else is logged is judged."""
-    logger = logging.getLogger("perdure")
-    logger.propagate = False
-    yield
-    logger.propagate = True
 
 
 def _interleave(seeds: range, record_property: Property) -> None:

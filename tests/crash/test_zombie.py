@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
-from tests.crash.ledger import read_lines
-from tests.crash.zombie import APPENDS, Appended, overtake_a_zombie
 
 from perdure import Agent, Runtime, ToolContext, tool
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ScriptedModel, call
+from tests.crash.ledger import read_lines
+from tests.crash.zombie import APPENDS, Appended, overtake_a_zombie
 
 Record = Callable[[str, object], None]
 
@@ -34,6 +35,7 @@ async def _overtake(seeds: range, arena: Path, record_property: Record) -> None:
         delay = Random(seed).uniform(0, 0.03)
         assert await overtake_a_zombie(folder, variant, delay) == [], f"seed {seed}, {variant}"
         refused += any(not append.taken for append in read_lines(folder / APPENDS, Appended))
+        shutil.rmtree(folder)
     record_property("figure: zombies", len(seeds))
     record_property("figure: zombies whose append was refused", refused)
 

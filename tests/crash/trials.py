@@ -8,10 +8,13 @@ from random import Random
 from time import monotonic
 
 import msgspec
+
+from perdure.testing.sweep import OpenStore, Scenario, Trial
 from tests.crash.check import check_death, check_trial
 from tests.crash.scenario import scenario
 
-from perdure.testing.sweep import OpenStore, Scenario, Trial
+RECOVERY = 40
+"""How many points the next life passes, about, until it has caught up."""
 
 
 class Survived(msgspec.Struct, frozen=True):
@@ -33,6 +36,20 @@ async def kill_at(
     return await _judge(trial, [f"point {point}: {name}"], check_death(trial.folder))
 
 
+async def kill_twice(folder: Path, point: int, seed: int) -> Survived | None:
+    """Kills the next life too, while it picks up what the first one left."""
+    trial = Trial(scenario, folder / f"point-{point}")
+    first = await trial.kill_at(point)
+    if first is None:
+        shutil.rmtree(trial.folder)
+        return None
+    broken = check_death(trial.folder)
+    again = Random(seed).randint(1, RECOVERY)
+    second = await trial.kill_at(again)
+    broken += check_death(trial.folder)
+    return await _judge(trial, [f"point {point}: {first}", f"then point {again}: {second}"], broken)
+
+
 async def kill_at_random(folder: Path, seed: int, seconds: float) -> Survived:
     """One to three kills at random moments of a life that takes about so many seconds."""
     chance = Random(seed)
@@ -49,6 +66,13 @@ async def kill_at_random(folder: Path, seed: int, seconds: float) -> Survived:
         if await trial.kill_after(chance.uniform(0, seconds)):
             broken += check_death(trial.folder)
     return await _judge(trial, [f"seed {seed}: {death}" for death in trial.deaths], broken)
+
+
+async def count_points(folder: Path) -> int:
+    trial = Trial(scenario, folder / "counted")
+    names = await trial.count_points()
+    shutil.rmtree(trial.folder)
+    return len(names)
 
 
 async def measure_life(folder: Path) -> float:

@@ -15,7 +15,6 @@ from random import Random
 from typing import Any
 
 import apsw
-from tests.crash.ledger import ACKS, LEDGER, Ack, Deed, read_lines, write_line
 
 from perdure import Agent, Runtime, Session, ToolContext, tool
 from perdure.core.messages import AssistantMessage, Text, UserMessage
@@ -27,6 +26,7 @@ from perdure.stores import sqlite_reads
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing import ScriptedModel, call
 from perdure.testing.children import in_child
+from tests.crash.ledger import ACKS, LEDGER, Ack, Deed, read_lines, write_line
 
 PATIENCE = 30.0
 DONE = Path("done")

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import apsw
 import msgspec
 from msgspec.structs import replace
-from tests.crash.ledger import read_lines, write_line
 
 from perdure import Agent, Runtime, ToolContext, tool
 from perdure.core.errors import StaleEpoch
@@ -29,6 +28,7 @@ from perdure.stores import sqlite_reads
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing import ScriptedModel, call
 from perdure.testing.children import end, fork, in_child
+from tests.crash.ledger import read_lines, write_line
 
 APPENDS = Path("appends.jsonl")
 TICKS = Path("ticks.jsonl")

@@ -374,6 +374,18 @@ async def test_a_decision_wakes_the_runtime_that_waits(store: str | Store) -> No
         assert (await soon(_result(run))).output == "Done.", "awaited again after the decision"
 
 
+async def test_a_runtime_decides_for_any_session_by_the_id_alone(store: str | Store) -> None:
+    agent = asker([call("mail", to="bob")], "Done.")
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x", tenant="acme")
+        await waiting(session)
+        (pending,) = await runtime.pending()
+        decided = await runtime.decide(pending.id, "approve", by="ops")
+        assert decided.uid == session.uid
+        assert (await finish(session)).output == "Done."
+        assert ledger == [("bob", 1)]
+
+
 # Remembered approvals
 
 

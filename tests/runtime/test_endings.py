@@ -277,6 +277,15 @@ async def test_an_input_that_was_just_accepted_can_be_ended(store: str | Store, 
         assert len(await events(session, RunEnded)) == 1
 
 
+async def test_an_input_that_another_process_will_start_can_be_ended(store: str | Store) -> None:
+    agent = Agent(name="clerk", model=Hanging(stubborn=False))
+    async with Runtime(store, agents=[agent]), Runtime(store, agents=[agent], engine=None) as asking:
+        session = await asking.open(agent, id="x")
+        run = await session.start("go")
+        await session.cancel(by="ops")
+        assert (await result_of(run)).detail == "by ops"
+
+
 async def test_a_session_goes_on_after_a_cancel(store: str | Store) -> None:
     agent = Agent(name="clerk", model=Hanging(stubborn=False))
     async with Runtime(store, agents=[agent]) as runtime:

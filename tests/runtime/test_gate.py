@@ -51,6 +51,10 @@ async def breaks_later(_: CallView) -> bool:
     raise KeyError("nobody wrote this rule well")
 
 
+def leaves(_: CallView) -> bool:
+    raise SystemExit(1)
+
+
 async def verdict(store: str | Store, policy: Policy, name: str = "write_file", path: str = "a.txt") -> CallChecked:
     """What becomes of one call under a policy."""
     model = ScriptedModel([[call(name, path=path)], "Done."])
@@ -82,6 +86,7 @@ async def verdict(store: str | Store, policy: Policy, name: str = "write_file", 
         (Policy(allow=[breaks]), "write_file", "a", "deny", "allow: breaks"),
         (Policy(ask=[breaks]), "write_file", "a", "deny", "ask: breaks"),
         (Policy(deny=[breaks_later]), "write_file", "a", "deny", "deny: breaks_later"),
+        (Policy(ask=[leaves]), "write_file", "a", "deny", "check"),
     ],
 )
 async def test_verdicts(memory: Store, policy: Policy, name: str, path: str, expected: str, rule: str) -> None:

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perdure import Agent, Record, Runtime, tool
+import pytest
+
+from perdure import Agent, NotFound, Record, Runtime, tool
 from perdure.events import CallStarted, CallSuspended, ModelCalled, RunEnded, RunResumed
 from perdure.ports import Store
-from perdure.testing import Reply, ScriptedModel, call
+from perdure.testing import ManualClock, Reply, ScriptedModel, call
 from tests.runtime.scenes import check_log, check_store, collect, events, seen, soon, told, until
 
 
@@ -129,6 +131,51 @@ async def test_a_living_owners_session_is_not_taken_at_start_up(store: str | Sto
         release.set()
         assert (await result_of(run)).output == "Done."
     assert asked == [1]
+
+
+async def test_a_session_that_is_deleted_elsewhere_is_let_go(
+    store: str | Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool(ask=True)
+    async def act() -> str:
+        return "done"
+
+    agent = Agent(name="clerk", model=ScriptedModel([[call("act")]]), tools=[act])
+    clock = ManualClock()
+    async with Runtime(store, agents=[agent], clock=clock) as one, Runtime(store, engine=None) as two:
+        session = await one.open(agent, id="x")
+        (pending,) = (await soon(session.run("go"))).pending
+        await (await two.session("x")).delete()
+        with pytest.raises(NotFound):
+            await session.decide(pending.id, "approve")
+        with pytest.raises(NotFound):
+            await session.history()
+        one._host.submit(session.uid)  # pyright: ignore[reportPrivateUsage] - as a late fast path would
+        for _ in range(10):
+            await clock.advance(1)
+            await asyncio.sleep(0.002)
+        assert [row async for row in one.sessions()] == []
+    assert caplog.records == []
+
+
+async def test_who_drives_a_session_can_be_asked(store: str | Store) -> None:
+    release = asyncio.Event()
+
+    async def answer(_: object) -> str:
+        await release.wait()
+        return "Done."
+
+    agent = Agent(name="clerk", model=ScriptedModel(answer))
+    async with Runtime(store, agents=[agent]) as one, Runtime(store, engine=None) as two:
+        session = await one.open(agent, id="x")
+        assert await two.driver_of(await two.session("x")) is None
+        run = await session.start("go")
+        await seen(session, ModelCalled)
+        driver = await two.driver_of(await two.session("x"))
+        assert driver is not None
+        assert driver == await one.driver_of(session)
+        release.set()
+        await result_of(run)
 
 
 # Real processes

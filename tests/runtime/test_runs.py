@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -233,6 +235,19 @@ async def test_a_model_of_the_same_name_overrides_too_and_for_one_run_only(memor
         assert {request.model for request in (*other.requests, *third.requests)} == {"scripted"}
 
 
+async def test_models_that_were_passed_are_not_kept_for_ever(memory: Store) -> None:
+    agent = Agent(name="clerk", model=ScriptedModel(lambda _: "Own."))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        passed: list[weakref.ref[ScriptedModel]] = []
+        for number in range(1100):
+            model = ScriptedModel(lambda _, number=number: f"Other {number}.")
+            passed.append(weakref.ref(model))
+            assert (await session.run("go", model=model)).output == f"Other {number}."
+        gc.collect()
+        assert sum(model() is not None for model in passed) <= 1000
+
+
 async def test_a_model_named_by_a_string_is_found_again_in_the_next_process(store: str | Store, tmp_path: Any) -> None:
     script = tmp_path / "script.json"
     script.write_text('["From the file."]')
@@ -267,6 +282,16 @@ async def test_the_runtimes_model_spares_agents_from_naming_one(memory: Store) -
     agent = Agent(name="clerk")
     async with Runtime(memory, agents=[agent], model=ScriptedModel(["Yes."])) as runtime:
         assert (await (await runtime.open(agent)).run("go")).output == "Yes."
+
+
+async def test_a_runtimes_script_has_to_be_used_up(memory: Store) -> None:
+    agent = Agent(name="clerk")
+    with pytest.raises(AssertionError, match="1 answer left of 2"):
+        async with Runtime(memory, agents=[agent], model=ScriptedModel(["One.", "Two."])) as runtime:
+            await (await runtime.open(agent)).run("go")
+    with pytest.raises(ZeroDivisionError):
+        async with Runtime(memory, agents=[agent], model=ScriptedModel(["One."])):
+            raise ZeroDivisionError
 
 
 # What goes in

@@ -72,7 +72,7 @@ def _import(path: Path) -> object:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        line = f" in line {found}" if (found := _failing_line(error, path)) else ""
+        line = f", line {found}" if (found := _failing_line(error, path)) else ""
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(f"--agent: {path} cannot be loaded ({what}{line}); mend it, or see --debug.") from error
     return module
@@ -80,11 +80,9 @@ def _import(path: Path) -> object:
 
 def _failing_line(error: BaseException, path: Path) -> int | None:
     """Where in the file it went wrong, as the innermost frame there tells."""
-    if isinstance(error, SyntaxError):
-        return error.lineno
     found, trace = None, error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if trace.tb_frame.f_code.co_filename == str(path.absolute()):
             found = trace.tb_lineno
         trace = trace.tb_next
     return found

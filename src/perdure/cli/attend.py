@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from perdure.cli.answers import Answer, Interrupted
 from perdure.cli.terminal import FAILED, OK, WAITING, fail
 from perdure.cli.views import View
+from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict, PerdureError, StoreError
 from perdure.core.views import Pending
 from perdure.ports import Record
@@ -34,13 +36,11 @@ async def attend(session: Session[Any], run: Run[Any], view: View, answer: Answe
             if not asked:
                 view.finish(session, result)
                 return exit_code(result)
-            view.pause()
-            for item in asked:
-                if not await _settle(session, item, answer, interrupts, view):
-                    later.add(item.id)
+            with shown.held():
+                for item in asked:
+                    if not await _settle(session, item, answer, interrupts, view):
+                        later.add(item.id)
     except StoreError as error:
-        if os.environ.get("PERDURE_DEBUG"):
-            raise
         fail(str(error), FAILED)
     except BrokenPipeError:
         return exit_code(await run)
@@ -66,7 +66,6 @@ async def _settle(session: Session[Any], item: Pending, answer: Answer, interrup
             task.cancel()
     await asyncio.wait((asking, elsewhere))
     if asking.cancelled():
-        view.say("it was decided elsewhere")
         return True
     try:
         decision = asking.result()
@@ -106,6 +105,7 @@ class Shown:
         self._session = session
         self._view = view
         self._seq = 0
+        self._held: list[Record | Delta] | None = None
         self._moved = asyncio.Event()
         self._task = asyncio.ensure_future(self._follow(run))
 
@@ -117,6 +117,18 @@ class Shown:
                 self._moved.clear()
                 await asyncio.wait_for(self._moved.wait(), SHOW_PATIENCE)
 
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """While a question is asked the terminal belongs to it; what happens meanwhile is shown afterwards."""
+        self._view.pause()
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for item in held:
+                self._view.show(item)
+
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait((self._task,))
@@ -124,7 +136,10 @@ class Shown:
     async def _follow(self, run: Run[Any]) -> None:
         try:
             async for item in run.stream():
-                self._view.show(item)
+                if self._held is None:
+                    self._view.show(item)
+                else:
+                    self._held.append(item)
                 if isinstance(item, Record):
                     self._seq = item.seq
                     self._moved.set()

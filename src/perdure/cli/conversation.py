@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.cli.answers import answers_for, is_interactive
+from perdure.cli.answers import answers_for, is_interactive, who
 from perdure.cli.attend import attend
 from perdure.cli.driving import Driving, Given
 from perdure.cli.screen import Screen
@@ -21,6 +21,8 @@ from perdure.runtime.session import Session
 COMMANDS = {
     "/help": "what can be typed",
     "/pending": "answer what waits for a decision",
+    "/stop": "end the run that waits, gracefully",
+    "/cancel": "end the run that waits, by force",
     "/resume": "go on after a limit, a stop or a failure",
     "/show": "what happened so far, as a timeline",
     "/history": "what the model reads",
@@ -64,15 +66,31 @@ class Conversation:
             self._screen.line("◆", f"session {self._session.id} · agent {self._session.agent}{past}", "bold")
             self._screen.line(" ", f"{KEYS} /help lists the commands." if not past else "/help helps.", "dim")
         if state.run or state.queue:
-            await self._attend(await self._here.go_on(self._session))
+            self._screen.line("·", "its last run was left open; going on with it", "dim")
+            await self._go_on()
 
     def _toolbar(self) -> str:
         state = self._session.state
         cost = f" · {show_cost(state.cost_usd)}" if state.cost_usd else ""
         return f" {self._session.id} · {self._session.agent} · {count(state.usage.total, 'token')}{cost} · /help "
 
-    async def _attend(self, run: Run[Any], *, echo: bool = True) -> None:
-        self._code = await attend(self._session, run, view_for(self._given, echo=echo), self._answer)
+    async def _go_on(self) -> None:
+        """Shows what is new; the past is above, or in /show."""
+        known = self._session.state.seq
+        await self._attend(await self._here.go_on(self._session), known=known)
+
+    async def _end(self, verb: str) -> None:
+        """Ends the run that was left waiting; without an open one, going on would begin another."""
+        known, session = self._session.state.seq, self._session
+        if session.state.run is None:
+            self._screen.line("·", "there is no open run", "dim")
+            return
+        run = await self._here.go_on(session)
+        await (session.stop(by=who()) if verb == "/stop" else session.cancel(by=who()))
+        await self._attend(run, known=known)
+
+    async def _attend(self, run: Run[Any], *, echo: bool = True, known: int = 0) -> None:
+        self._code = await attend(self._session, run, view_for(self._given, echo=echo, known=known), self._answer)
 
     async def _command(self, line: str) -> None:
         verb, _, rest = line.partition(" ")
@@ -89,7 +107,7 @@ class Conversation:
                 screen.line("◆", f"{session.id} · uid {session.uid} · {count(session.state.seq, 'record')}")
             case "/pending":
                 if await session.pending():
-                    await self._attend(await self._here.go_on(session))
+                    await self._go_on()
                 else:
                     screen.line("·", "nothing waits for a decision", "dim")
             case "/usage":
@@ -100,8 +118,10 @@ class Conversation:
                     self._show_message(message)
             case "/show":
                 await self._show()
+            case "/stop" | "/cancel":
+                await self._end(verb)
             case "/resume":
-                await self._attend(await self._here.go_on(session))
+                await self._go_on()
             case "/fork":
                 await self._fork(rest.strip())
             case _:

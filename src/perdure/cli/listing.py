@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, cast, get_args
 
+from rich.table import Table
+from rich.text import Text
+
 from perdure.cli.remote import beside, find, how_to_decide
 from perdure.cli.screen import Screen
 from perdure.cli.terminal import console, patience, print_json
@@ -19,6 +22,10 @@ from perdure.runtime.session import Session
 from perdure.wiring import Runtime
 
 PAGE = 500
+NARROW = 60
+COLUMNS = {"session": 0, "status": 0, "agent": 50, "records": 60, "changed": 72, "tenant": 72}
+"""Each with the width that a terminal needs to show it."""
+
 STATUS_STYLES = {"idle": "green", "running": "cyan", "waiting": "bold yellow"}
 
 
@@ -41,27 +48,30 @@ async def list_sessions(
 
 
 def _print_rows(rows: list[SessionRow]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     out = console()
     if not rows:
         out.print("There are no sessions that fit.")
         return
+    cells = [_cells(row) for row in rows]
+    # What does not fit into a narrow terminal is left out from the right; ids stay whole as long as they can.
+    shown = [name for name, needs in COLUMNS.items() if out.width >= needs and any(cell[name].plain for cell in cells)]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("session", overflow="fold")
-    if has_tenants := any(row.tenant for row in rows):
-        table.add_column("tenant", overflow="fold")
-    table.add_column("agent", overflow="fold")
-    table.add_column("status", no_wrap=True)
-    table.add_column("records", justify="right", no_wrap=True)
-    table.add_column("changed", no_wrap=True)
-    for row in rows:
-        names = [visible(row.id), *([visible(row.tenant)] if has_tenants else []), visible(row.agent)]
-        changed = f"{datetime.fromtimestamp(row.updated_at):%Y-%m-%d %H:%M}"
-        state = Text(row.status, STATUS_STYLES[row.status])
-        table.add_row(*(Text(name) for name in names), state, f"{row.head:,}", changed)
+    for name in shown:
+        table.add_column(name, overflow="fold", justify="right" if name == "records" else "left")
+    for cell in cells:
+        table.add_row(*(cell[name] for name in shown))
     out.print(table)
+
+
+def _cells(row: SessionRow) -> dict[str, Text]:
+    return {
+        "session": Text(visible(row.id)),
+        "status": Text(row.status, STATUS_STYLES[row.status]),
+        "agent": Text(visible(row.agent)),
+        "records": Text(f"{row.head:,}"),
+        "changed": Text(f"{datetime.fromtimestamp(row.updated_at):%Y-%m-%d %H:%M}"),
+        "tenant": Text(visible(row.tenant)),
+    }
 
 
 async def show_session(id: str, store: str | None, tenant: str, *, json: bool) -> None:
@@ -72,7 +82,8 @@ async def show_session(id: str, store: str | None, tenant: str, *, json: bool) -
             about = {"id": session.id, "uid": session.uid, "agent": session.agent, "tenant": session.tenant}
             print_json({**about, "pending": pending, "records": records})
             return
-        screen = Screen(console(), margin=MARGIN)
+        out = console()
+        screen = Screen(out, margin=MARGIN if out.width >= NARROW else 0)
         timeline = Timeline(screen, full=True)
         _show_summary(screen, session)
         async for record in _pages(session):

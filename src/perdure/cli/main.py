@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -33,9 +34,9 @@ def options(
     if version:
         from importlib.metadata import version as version_of
 
-        print(f"perdure {version_of('perdure')}")
+        typer.echo(f"perdure {version_of('perdure')}")
     elif ctx.invoked_subcommand is None:
-        print(ctx.get_help())
+        typer.echo(ctx.get_help())
 
 
 for command in (demo.demo, run.run, chat.chat, resume.resume, pending.pending, decide.decide, stop.stop, cancel.cancel):
@@ -67,9 +68,9 @@ def _run(arguments: list[str]) -> int:
         return error.exit_code
     except typer.Abort:
         return FAILED
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the outermost edge: whatever is left is told in one sentence
         if os.environ.get("PERDURE_DEBUG"):
-            raise
+            traceback.print_exc()
         what = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"perdure: an unexpected error ({what}); --debug shows where.", file=sys.stderr)
         return FAILED

@@ -45,6 +45,7 @@ async def _resume(session: str, given: Given) -> int:
     from perdure.cli.driving import driving
     from perdure.cli.remote import beside, find
     from perdure.cli.views import view_for
+    from perdure.cli.words import shell
     from perdure.core.errors import UsageError
 
     async with beside(given.store) as runtime:
@@ -57,6 +58,9 @@ async def _resume(session: str, given: Given) -> int:
         if here.agent.name != agent:
             raise UsageError(f"Session {session!r} belongs to the agent {agent!r}, not to {here.agent.name!r}.")
         opened = await here.runtime.session(session, tenant=given.tenant)
-        view = view_for(given, known=max(0, opened.state.seq - REPLAYED))
+        known = max(0, opened.state.seq - REPLAYED)
+        view = view_for(given, known=known)
+        if known:
+            view.say(f"{known:,} records came before; {shell('sessions', 'show', session, store=given.store)} has them")
         started = await here.go_on(opened)
         return await attend(opened, started, view, answers_for(given.yes, given.json))

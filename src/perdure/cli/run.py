@@ -61,9 +61,12 @@ async def _run(prompt: str, session: str | None, key: str | None, given: Given) 
     from perdure.cli.attend import attend
     from perdure.cli.driving import driving
     from perdure.cli.views import view_for
+    from perdure.core.errors import UsageError
 
     if prompt == "-":
         prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise UsageError("The prompt is empty; say what the agent shall do.")
     async with driving(given) as here:
         opened = await here.runtime.open(here.agent, id=session, tenant=given.tenant)
         view = view_for(given)

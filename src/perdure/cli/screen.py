@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 import time
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
-from rich.markdown import Heading, Markdown
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.text import Text
 
 from perdure.cli.words import show_seconds, visible
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 FENCE = re.compile(r" {0,3}(```+|~~~+)")
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -32,14 +33,6 @@ class QuietConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
-
-
-class LeftHeading(Heading):
-    LEVEL_ALIGN: ClassVar = dict.fromkeys(Heading.LEVEL_ALIGN, "left")
-
-
-class LeftMarkdown(Markdown):
-    elements: ClassVar = {**Markdown.elements, "heading_open": LeftHeading}
 
 
 class Trimmed:
@@ -62,7 +55,7 @@ class Screen:
 
     def __init__(self, console: Console, *, margin: int = 0) -> None:
         self._console = console
-        self._margin = margin
+        self.margin = margin
         self._text = ""
         self._printed = 0
         self._under_way: dict[str, tuple[float, str]] = {}
@@ -70,7 +63,7 @@ class Screen:
 
     @property
     def width(self) -> int:
-        return max(LEAST_WIDTH, self._console.width - self._margin - 2)
+        return max(LEAST_WIDTH, self._console.width - self.margin - 2)
 
     @property
     def is_terminal(self) -> bool:
@@ -80,10 +73,10 @@ class Screen:
         """A mark and a text that, where it does not fit, goes on below its own beginning."""
         body = Text(visible(text), style)
         for number, part in enumerate(body.wrap(self._console, self.width)):
-            part.rstrip()
-            head = Text(f"{margin:<{self._margin}}", "dim") if number == 0 else Text(" " * self._margin)
+            head = Text(f"{margin:<{self.margin}}", "dim") if number == 0 else Text(" " * self.margin)
             head.append(f"{mark} " if number == 0 else "  ", mark_style or style)
-            self._console.print(head.append_text(part), soft_wrap=True)
+            head.append_text(part).rstrip()
+            self._console.print(head, soft_wrap=True)
 
     def say(self, text: str, style: str = "") -> None:
         """A paragraph of our own, with rich's markup."""
@@ -97,7 +90,7 @@ class Screen:
                     self._console.print()
                 self._console.print(Trimmed(self._markdown(block)), end="")
             return
-        indent = " " * self._margin
+        indent = " " * self.margin
         for row in visible(text).splitlines():
             self._console.print(f"{indent}{row}".rstrip(), markup=False, soft_wrap=True)
 
@@ -151,6 +144,8 @@ class Screen:
 
     def _go_live(self) -> None:
         if self._live is None and self.is_terminal and not self._console.is_dumb_terminal:
+            from rich.live import Live
+
             self._live = Live(
                 console=self._console, get_renderable=self._show_now, refresh_per_second=10, transient=True
             )
@@ -172,7 +167,9 @@ class Screen:
         return Group(*rows)
 
     def _markdown(self, text: str) -> RenderableType:
-        return Padding(LeftMarkdown(visible(text)), (0, 0, 0, self._margin + 2 if self._margin else 0))
+        from perdure.cli.markdown import LeftMarkdown
+
+        return Padding(LeftMarkdown(visible(text)), (0, 0, 0, self.margin + 2 if self.margin else 0))
 
 
 def _split_blocks(text: str) -> list[str]:

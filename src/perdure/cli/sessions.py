@@ -10,10 +10,15 @@ from perdure.cli.complete import SessionArgument
 from perdure.cli.terminal import JsonOption, StoreOption, TenantFilter, TenantOption, run_async
 
 app = typer.Typer(
-    no_args_is_help=True,
     help="List, show, fork and delete sessions.",
     epilog="Example: perdure sessions show order-7",
 )
+
+
+@app.callback(invoke_without_command=True)
+def options(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
 
 
 @app.command("list")
@@ -83,10 +88,14 @@ def fork(
 async def _fork(id: str, at: int | None, name: str | None, store: str | None, tenant: str, json: bool) -> None:
     from perdure.cli.remote import beside, find
     from perdure.cli.terminal import print_json
+    from perdure.core.errors import Conflict
 
     async with beside(store) as runtime:
         session = await find(runtime, id, store, tenant)
-        forked = await session.fork(at=at, id=name)
+        try:
+            forked = await session.fork(at=at, id=name)
+        except Conflict:
+            raise Conflict(f"There is a session {name!r} already; take another --id.") from None
         if json:
             print_json({"session": forked.id, "uid": forked.uid, "of": session.id})
         else:

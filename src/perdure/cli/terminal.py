@@ -40,7 +40,7 @@ def data_folder() -> Path:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     folder = base / "perdure"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"The folder {folder} cannot be made ({error.strerror}); name a store with --store sqlite:PATH."
@@ -83,7 +83,11 @@ async def patience(what: str) -> AsyncGenerator[None]:
 
 
 def fail(message: str, code: int = WRONG_USE) -> NoReturn:
-    """One sentence on stderr, and out."""
+    """One sentence on stderr, and out; --debug shows where it comes from."""
+    if os.environ.get("PERDURE_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
     print(f"perdure: {message}", file=sys.stderr)
     raise typer.Exit(code)
 
@@ -95,9 +99,9 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         sys.stdout.flush()
         return done
     except PerdureError as error:
-        if os.environ.get("PERDURE_DEBUG"):
-            raise
         fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted.", FAILED)
     except BrokenPipeError:
         # The reader has gone and has what it wanted; flushing again at exit would only make noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

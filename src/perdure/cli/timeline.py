@@ -43,6 +43,7 @@ from perdure.ports import Record
 
 MARGIN = 15
 LONGEST = 300
+LONGEST_NAME = 100
 MODEL = "model"
 
 OUTCOME_STYLES = {
@@ -140,6 +141,8 @@ class Timeline:
         text = show_parts(event.parts) if event.continues is None else f"go on with run {event.continues}"
         queued = f" · {event.busy}" if self._run.is_open else ""
         if self._echo or queued:
+            if self._full and self._run.is_over:
+                self._screen.line(" ", "")
             self._line(record, "▸", f"{shorten(text, LONGEST)}{queued}", "bold cyan")
 
     def _show_turn(self, record: Record, event: ModelCalled | ModelResponded | ModelFailed | Noted) -> None:
@@ -234,7 +237,7 @@ class Timeline:
             waited = f", {show_seconds(run.waited)} of it waiting" if run.waited >= 1 else ""
             parts.append(f"{show_seconds(record.at - run.began)}{waited}")
         self._line(record, "●", " · ".join(parts), REASON_STYLES.get(event.reason, "red"))
-        run.is_open = False
+        run.is_open, run.is_over = False, True
 
     def _progress(self, call: int, text: str) -> None:
         if self._screen.is_terminal:
@@ -252,7 +255,7 @@ class Timeline:
         if record is not None and record.seq <= self._known:
             return
         margin = ""
-        if self._full and record is not None:
+        if self._screen.margin == MARGIN and record is not None:
             when = datetime.fromtimestamp(record.at)
             if (day := f"{when:%Y-%m-%d}") != self._day:
                 self._day = day
@@ -262,7 +265,8 @@ class Timeline:
 
     def _name(self, call: int) -> str:
         known = self._calls.get(call)
-        return f"{known.name}({show_arguments(known.arguments, self._room(0.45))})" if known else f"call {call}"
+        room = min(LONGEST_NAME, self._room(0.45))
+        return f"{known.name}({show_arguments(known.arguments, room)})" if known else f"call {call}"
 
     def _room(self, lines: float) -> int:
         return min(LONGEST, max(30, round(self._screen.width * lines) - 20))
@@ -273,6 +277,7 @@ class Totals:
 
     def __init__(self, run: int = 0, began: float = 0.0) -> None:
         self.is_open = bool(run)
+        self.is_over = False
         self.began = began
         self.turns = 0
         self.usage = Usage()

@@ -41,8 +41,6 @@ class PersonView:
         self._given = given
         self._screen = Screen(console())
         self._timeline = Timeline(self._screen, echo=echo, known=known)
-        if known:
-            self.say(f"{count(known, 'record')} came before; perdure sessions show has them")
 
     def show(self, item: Record | Delta) -> None:
         self._timeline.show(item)

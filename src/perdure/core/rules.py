@@ -20,15 +20,7 @@ from perdure.core.actions import (
 )
 from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
-from perdure.core.events import (
-    CallDecided,
-    DecisionKind,
-    Event,
-    InputAccepted,
-    PauseKind,
-    RunEnded,
-    StopRequested,
-)
+from perdure.core.events import CallDecided, DecisionKind, Event, InputAccepted, PauseKind, RunEnded, StopRequested
 from perdure.core.guards import tripped
 from perdure.core.outcomes import EXPIRY, end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards

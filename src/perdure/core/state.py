@@ -6,6 +6,7 @@ changes. Rule 3: what the model reads is built here, so every call in `history` 
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Literal, assert_never
 
 from msgspec.structs import replace
@@ -48,7 +49,7 @@ from perdure.core.messages import (
     estimate_tokens,
 )
 from perdure.core.shared import Buffer, Index
-from perdure.core.specs import AgentSpec, Effect, Limits, ModelSettings, OnUnknown
+from perdure.core.specs import AgentSpec, Effect, Limits, ModelSettings, OnUnknown, Verdict
 
 CallStatus = Literal[
     "proposed",  # the model wrote it; nobody has looked at it yet
@@ -62,6 +63,9 @@ CallStatus = Literal[
     "interrupted",  # started by a driver that is gone
     "ended",
 ]
+
+
+_CHECKED: dict[Verdict, CallStatus] = {"allow": "allowed", "ask": "asked", "deny": "refused", "invalid": "invalid"}
 
 
 class Call(Plain, frozen=True):
@@ -212,17 +216,11 @@ def evolve(state: SessionState, event: Event) -> SessionState:
 
 
 def fold(events: list[Event], state: SessionState | None = None) -> SessionState:
-    folded = new_state() if state is None else state
-    for event in events:
-        folded = evolve(folded, event)
-    return folded
+    return reduce(evolve, events, new_state() if state is None else state)
 
 
 def find_call(run: RunState | None, ordinal: int) -> Call | None:
-    for call in run.calls if run else ():
-        if call.ordinal == ordinal:
-            return call
-    return None
+    return next((call for call in run.calls if call.ordinal == ordinal), None) if run else None
 
 
 def _find_open(run: RunState | None, ordinal: int) -> Call | None:
@@ -378,23 +376,9 @@ def _with_checked(run: RunState | None, event: CallChecked) -> RunState | None:
     call = _find_open(run, event.call)
     if call is None:
         return run
-    status: CallStatus
-    match event.verdict:
-        case "allow":
-            status = "allowed"
-        case "ask":
-            status = "asked"
-        case "deny":
-            status = "refused"
-        case "invalid":
-            status = "invalid"
+    status, digest = _CHECKED[event.verdict], event.digest
     checked = replace(
-        call,
-        status=status,
-        digest=event.digest,
-        rule=event.rule,
-        reason=event.reason,
-        sequential=event.sequential,
+        call, status=status, digest=digest, rule=event.rule, reason=event.reason, sequential=event.sequential
     )
     return _with_call(run, checked)
 
@@ -459,11 +443,7 @@ def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
     if state.run and state.spec and (feedback := nudge_results(state.run.circles, state.spec.guards)):
         history = history.add(UserMessage((Text(feedback),)))
         parts.append(Text(feedback))
-    return replace(
-        state,
-        history=history,
-        context_tokens=state.context_tokens + estimate_tokens(parts),
-    )
+    return replace(state, history=history, context_tokens=state.context_tokens + estimate_tokens(parts))
 
 
 def _on_resumed(state: SessionState) -> SessionState:

@@ -184,6 +184,13 @@ class Host:
 
     async def drive(self, uid: str) -> None:
         """Drives one session until it settles, waits, or somebody else takes over."""
+        try:
+            await self._drive(uid)
+        except NotFound:
+            # Deleted meanwhile: there is nothing left to look after.
+            self._dropped.discard(uid)
+
+    async def _drive(self, uid: str) -> None:
         log = await self.load(uid)
         binding = self._bindings.get(log.state.agent)
         if binding is None or not (uid in self._dropped or await self._has_work(log)):

@@ -26,7 +26,11 @@ def check_now(desk: Desk, action: CheckCall) -> CallChecked | None:
         return prepared
     tool, view, digest = prepared
     remembered = desk.log.state.remembered
-    judgement = judge_now(desk.binding.agent.policy, tool, view, remembered, digest, approved=action.approved)
+    try:
+        judgement = judge_now(desk.binding.agent.policy, tool, view, remembered, digest, approved=action.approved)
+    except SystemExit as error:
+        # Raised by a predicate here, in the driver, it would end the program and all its sessions.
+        return CallChecked(action.call, "deny", "check", describe(error))
     return None if judgement is None else _checked(action, tool, digest, judgement)
 
 

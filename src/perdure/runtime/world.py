@@ -13,6 +13,8 @@ from perdure.runtime.middleware import Middleware
 from perdure.runtime.schema import Codec
 from perdure.runtime.threads import DaemonThreads
 
+KEPT_MODELS = 1000
+
 
 @dataclass
 class World:
@@ -27,21 +29,29 @@ class World:
     middleware: tuple[Middleware, ...] = ()
     models: dict[str, Model] = field(default_factory=dict[str, Model])
     outputs: dict[str, Codec] = field(default_factory=dict[str, Codec])
+    lent: int = 1
 
     def model(self, name: str) -> Model:
         if name not in self.models:
-            self.models[name] = self.resolve(name)
+            self._keep(name, self.resolve(name))
         return self.models[name]
 
     def lend(self, model: Model, own: Sequence[Model]) -> str:
         """The name by which a run finds a model that was passed to it; a second one of a name gets a number."""
-        number, name = 1, model.name
-        known = {item.name: item for item in own} | self.models
-        while known.get(name, model) is not model:
-            number += 1
-            name = f"{model.name} ({number})"
-        self.models[name] = model
+        for name, known in self.models.items():
+            if known is model:
+                return name
+        name = model.name
+        if name in self.models or any(item.name == name and item is not model for item in own):
+            self.lent += 1
+            name = f"{name} ({self.lent})"
+        self._keep(name, model)
         return name
+
+    def _keep(self, name: str, model: Model) -> None:
+        self.models[name] = model
+        if len(self.models) > KEPT_MODELS:
+            del self.models[next(iter(self.models))]
 
 
 def schema_key(schema: JSON) -> str:

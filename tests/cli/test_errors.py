@@ -1,0 +1,194 @@
+"""Wrong words, wrong ids, wrong files, a closed pipe: the right exit code, one sentence that says what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.cli.command import AGENTS, PERDURE, TIMEOUT, Command, agent
+
+LOOKING = [
+    ("sessions", "list"),
+    ("sessions", "show", "s"),
+    ("sessions", "records", "s"),
+    ("sessions", "fork", "s"),
+    ("sessions", "delete", "s"),
+    ("pending",),
+    ("decide", "x-1-1", "approve"),
+    ("stop", "s"),
+    ("cancel", "s"),
+    ("resume", "s", *agent("greeter")),
+]
+DRIVING = [("run", "hello", *agent("greeter")), ("chat", *agent("greeter"))]
+
+WRONG_WORDS = {
+    "run": "Missing argument 'PROMPT'; see perdure run --help.",
+    "frob": "No such command 'frob'; see perdure --help.",
+    "run hello --frob": "No such option: --frob",
+    "run hello": "There is no model to ask; give --model scripted:FILE.json, or an agent with --agent FILE.py:NAME.",
+    "run hello --model nobody:x": "Nobody provides the model 'nobody:x';",
+    "run hello --model scripted:none.json": "The script none.json cannot be read (No such file or directory);",
+    "run hello --agent agents.py": "--agent 'agents.py': write it as FILE.py:NAME, for example agents.py:clerk.",
+    "run hello --agent none.py:clerk": "--agent: there is no file 'none.py'; check the path.",
+    "run hello --agent raises.py:clerk": "--agent: raises.py cannot be loaded (ValueError: out of order, line 2); mend it",
+    "run hello --agent exits.py:clerk": "--agent: exits.py cannot be loaded (SystemExit: 7, line 1); mend it",
+    "run hello --agent broken.py:clerk": "--agent: broken.py cannot be loaded (SyntaxError:",
+    "run hello --agent empty.py:clerk": "--agent: empty.py has no Agent named 'clerk'; define clerk = Agent(…)",
+    f"run hello --agent {AGENTS}:clerc": f"--agent: {AGENTS} has no Agent named 'clerc'; it has clerk, greeter,",
+    "run hello --store mysql:x --agent agents.py": "--agent 'agents.py'",
+    "sessions list --store mysql:x": "'mysql:x' names no store;",
+    "sessions list --status gone": "--status gone: take one of idle, running, waiting.",
+    "sessions list --limit 0": "Invalid value for '--limit'",
+    "bench --turns none": "Invalid value for '--turns'",
+    "decide x frob": "'frob' is no decision; take one of approve, deny, edit, answer, retry.",
+    "decide x edit": "edit needs the other arguments; give them with --arguments '{…}'.",
+    "decide x answer": "answer needs the result; give it with --value.",
+    "decide x edit --arguments {": "The arguments are no JSON (",
+    "decide x edit --arguments [1]": "The arguments have to be one JSON object;",
+}
+
+WRONG_IDS = {
+    "sessions show nope": "There is no session 'nope'; perdure sessions list shows which there are.",
+    "sessions records nope": "There is no session 'nope';",
+    "sessions fork nope": "There is no session 'nope';",
+    "sessions delete nope": "There is no session 'nope';",
+    "sessions show s --tenant other": "There is no session 's' of tenant 'other';",
+    "sessions fork s --at 99": "Session 's' has records 1 to 7; it cannot be forked at 99.",
+    "sessions fork s --id s": "There is a session 's' already; take another --id.",
+    "stop nope": "There is no session 'nope';",
+    "cancel nope": "There is no session 'nope';",
+    "stop s": "Session 's' has no open run, so there is nothing to stop.",
+    "decide nope approve": "Nothing pending has the id 'nope'; perdure pending shows what waits.",
+    "resume nope": "There is no session 'nope';",
+    "resume s": "Session 's' belongs to the agent 'greeter'; give its code with --agent FILE.py:NAME.",
+    f"resume s --agent {AGENTS}:clerk": "Session 's' belongs to the agent 'greeter', not to 'clerk'.",
+    f"resume s --agent {AGENTS}:greeter": "Session 's' has nothing to resume: its last run is completed;",
+    f"run hello --session s --agent {AGENTS}:clerk": "Session 's' belongs to the agent 'greeter';",
+}
+
+
+def refused(perdure: Command, *arguments: str) -> str:
+    """The one sentence."""
+    done = perdure.call(*arguments, code=2)
+    assert done.stdout == ""
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("perdure: ")
+    return sentence.removeprefix("perdure: ")
+
+
+@pytest.mark.parametrize("words", WRONG_WORDS)
+def test_wrong_words(perdure: Command, words: str) -> None:
+    (perdure.folder / "raises.py").write_text("\nraise ValueError('out of\\norder')\n")
+    (perdure.folder / "exits.py").write_text("raise SystemExit(7)\n")
+    (perdure.folder / "broken.py").write_text("def clerk(:\n")
+    (perdure.folder / "empty.py").touch()
+    assert refused(perdure, *words.split()).startswith(WRONG_WORDS[words])
+    assert not list(perdure.folder.glob("data/**/*.db")), "nothing was made"
+
+
+def test_an_empty_prompt(perdure: Command) -> None:
+    assert refused(perdure, "run", " ", *agent("greeter")) == "The prompt is empty; say what the agent shall do."
+
+
+def test_wrong_ids(perdure: Command) -> None:
+    perdure("run", "hello", *agent("greeter"), "--session", "s")
+    for words, sentence in WRONG_IDS.items():
+        assert refused(perdure, *words.split()).startswith(sentence), words
+    assert len(perdure.objects("sessions", "records", "s")) == 7, "nothing was changed"
+
+
+def test_a_decision_that_does_not_fit(perdure: Command) -> None:
+    perdure("run", "Bill", *agent("clerk"), "--session", "s", code=3)
+    (item,) = perdure.objects("pending")
+    said = refused(perdure, "decide", item["id"], "answer", "--value", "1")
+    assert said == "approval takes approve or deny or edit, not answer."
+    assert perdure.objects("pending") == [item]
+
+
+@pytest.mark.parametrize("words", LOOKING, ids=lambda words: " ".join(words[:2]))
+def test_no_store_to_look_into(perdure: Command, words: tuple[str, ...]) -> None:
+    default = refused(perdure, *words)
+    assert default.startswith(f"There is no store at {perdure.folder}/data/perdure/perdure.db;")
+    assert not list(perdure.folder.glob("data/**/*.db")), "looking makes no store"
+
+
+def stores(folder: Path) -> dict[str, str]:
+    """Stores that cannot be opened, each with its sentence."""
+    (folder / "junk.db").write_text("this is not a database, whatever its name says")
+    other = apsw.Connection(str(folder / "other.db"))
+    other.execute("CREATE TABLE invoices (cents)")
+    other.close()
+    (folder / "folder.db").mkdir()
+    newer = apsw.Connection(str(folder / "data" / "perdure" / "perdure.db"))
+    newer.pragma("user_version", 99)
+    newer.close()
+    sentences = {
+        "junk.db": "is not a SQLite database; give the path of a new file.",
+        "other.db": "is another program's database; give the path of a new file.",
+        "folder.db": "is a folder; give the path of a file in it.",
+        "data/perdure/perdure.db": "was written by a newer version of Perdure (schema 99,",
+    }
+    if os.geteuid() != 0:
+        (folder / "locked.db").touch(mode=0o000)
+        sentences["locked.db"] = "cannot be opened; check that it and its folder can be read and written."
+    return sentences
+
+
+def test_a_store_that_cannot_be_opened(perdure: Command) -> None:
+    perdure("run", "hello", *agent("greeter"), "--session", "s")
+    for name, sentence in stores(perdure.folder).items():
+        at = perdure.folder / name
+        before = at.read_bytes() if at.is_file() else b""
+        for words in (LOOKING[0], DRIVING[0]):
+            assert refused(perdure, *words, "--store", f"sqlite:{name}").startswith(f"'{at}' {sentence}"), name
+        assert before == (at.read_bytes() if at.is_file() else b""), "what is not ours is not changed"
+    for words in (*LOOKING[1:], *DRIVING[1:]):
+        assert "newer version of Perdure" in refused(perdure, *words), words
+    assert "newer version of Perdure" in perdure("doctor", code=1)
+
+
+def test_a_folder_that_cannot_be_made(perdure: Command) -> None:
+    (perdure.folder / "data").touch()
+    sentence = refused(perdure, "run", "hello", *agent("greeter"))
+    assert sentence.endswith("name a store with --store sqlite:PATH.")
+
+
+def test_debug_shows_the_traceback(perdure: Command) -> None:
+    for words in (("sessions", "show", "nope", "--debug"), ("--debug", "sessions", "show", "nope")):
+        done = subprocess.run([PERDURE, *words], env=perdure.env, capture_output=True, text=True, timeout=TIMEOUT)
+        assert done.returncode == 2
+        assert "Traceback" in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("perdure: There is no store at")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("sessions", "records", "s"), ("sessions", "show", "s"), ("sessions", "list"), ("doctor",), ("--help",)],
+    ids=" ".join,
+)
+def test_a_closed_pipe_is_quiet(perdure: Command, words: tuple[str, ...]) -> None:
+    perdure("run", "hello", *agent("greeter"), "--session", "s")
+    assert pipe_to_nobody(perdure, *words) == (0, "")
+
+
+def test_a_run_goes_on_when_its_reader_has_gone(perdure: Command) -> None:
+    """And the exit code tells how it went."""
+    assert pipe_to_nobody(perdure, "run", "Bill", *agent("clerk"), "--session", "a", "--yes") == (0, "")
+    assert pipe_to_nobody(perdure, "run", "Bill", *agent("clerk"), "--session", "b") == (3, "")
+    code, said = pipe_to_nobody(perdure, "run", "Bill", *agent("clerk"), "--session", "c", "--yes", "--json")
+    assert (code, said) == (0, "a tool prints\n")
+    assert [row["status"] for row in perdure.objects("sessions", "list")] == ["idle", "waiting", "idle"]
+
+
+def pipe_to_nobody(perdure: Command, *words: str) -> tuple[int, str]:
+    """The reader is gone before the first line: `perdure … | head -0`."""
+    read, write = os.pipe()
+    os.close(read)
+    started = perdure.start(*words, stdout=write)
+    os.close(write)
+    _, said = started.communicate(timeout=TIMEOUT)
+    return started.returncode, said
