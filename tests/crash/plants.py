@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perdure.core import rules
 from perdure.core.actions import Action, RunTool
-from perdure.core.state import Call
+from perdure.core.calls import Call
 from perdure.ports import Batch, Claim, Record, Store
 from perdure.runtime.drive import Driver
 from perdure.runtime.flight import Flight

@@ -13,6 +13,7 @@ import typer
 
 from perdure.core.errors import UsageError
 from perdure.runtime.agent import Agent
+from perdure.wiring import resolve_model
 
 AgentOption = Annotated[
     str | None,
@@ -37,12 +38,13 @@ def load_agent(where: str | None, model: str | None) -> Agent[Any]:
     if where is not None:
         agent = _from_file(where)
         chosen = model or ("" if agent.model else default)
-        return replace(agent, model=chosen) if chosen else agent
-    if not (model or default):
+        return replace(agent, model=resolve_model(chosen)) if chosen else agent
+    chosen = model or default
+    if not chosen:
         raise UsageError(
             "There is no model to ask; give --model scripted:FILE.json, or an agent with --agent FILE.py:NAME."
         )
-    return Agent(name=ASSISTANT, instructions="You are a helpful assistant.", model=model or default or "")
+    return Agent(name=ASSISTANT, instructions="You are a helpful assistant.", model=resolve_model(chosen))
 
 
 def _from_file(where: str) -> Agent[Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from perdure.core.calls import Call
 from perdure.core.codec import encode_json
 from perdure.core.events import CallEnded
 from perdure.core.messages import Outcome, Text
-from perdure.core.state import Call
 
 EXPIRY = "expiry"
 """Who decides when nobody else did in time."""

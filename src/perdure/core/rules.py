@@ -18,13 +18,14 @@ from perdure.core.actions import (
     StartRun,
     SuspendCall,
 )
+from perdure.core.calls import Call
 from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import CallDecided, DecisionKind, Event, InputAccepted, PauseKind, RunEnded, StopRequested
 from perdure.core.guards import tripped
 from perdure.core.outcomes import EXPIRY, end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards
-from perdure.core.state import Call, RunState, SessionState, find_call
+from perdure.core.state import RunState, SessionState, find_call
 
 MAX_REPAIRS = 2
 

@@ -11,6 +11,7 @@ from typing import Literal, assert_never
 
 from msgspec.structs import replace
 
+from perdure.core.calls import Call, CallFact, evolve_call
 from perdure.core.events import (
     AgentPinned,
     CallChecked,
@@ -49,45 +50,7 @@ from perdure.core.messages import (
     estimate_tokens,
 )
 from perdure.core.shared import Buffer, Index
-from perdure.core.specs import AgentSpec, Effect, Limits, ModelSettings, OnUnknown, Verdict
-
-CallStatus = Literal[
-    "proposed",  # the model wrote it; nobody has looked at it yet
-    "allowed",  # may start
-    "asked",  # a rule wants a person to look at it
-    "refused",  # a rule or a person said no
-    "invalid",  # unknown tool or arguments that do not fit
-    "suspended",  # waits for a decision
-    "answered",  # a decision brought the result
-    "started",  # the intent is in the log
-    "interrupted",  # started by a driver that is gone
-    "ended",
-]
-
-
-_CHECKED: dict[Verdict, CallStatus] = {"allow": "allowed", "ask": "asked", "deny": "refused", "invalid": "invalid"}
-
-
-class Call(Plain, frozen=True):
-    """One tool call of the current turn."""
-
-    ordinal: int
-    name: str
-    arguments: str
-    id: str = ""
-    status: CallStatus = "proposed"
-    digest: str = ""
-    rule: str = ""
-    reason: str = ""
-    sequential: bool = False
-    approved: bool = False
-    effect: Effect = "once"
-    on_unknown: OnUnknown = "ask"
-    attempts: int = 0
-    pauses: int = 0
-    pause: CallSuspended | None = None
-    decision: CallDecided | None = None
-    end: CallEnded | None = None
+from perdure.core.specs import AgentSpec, Limits, ModelSettings
 
 
 class RunState(Plain, frozen=True):
@@ -184,14 +147,11 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return _on_responded(replace(state, seq=seq), event)
         case ModelCalled():
             return _on_model_called(replace(state, seq=seq), event)
-        case CallStarted():
-            return replace(state, seq=seq, run=_with_started(state.run, event))
-        case CallChecked():
-            return replace(state, seq=seq, run=_with_checked(state.run, event))
-        case CallSuspended():
-            return replace(state, seq=seq, run=_with_suspended(state.run, event))
+        case CallStarted() | CallChecked() | CallSuspended():
+            return replace(state, seq=seq, run=_with_fact(state.run, event))
         case CallDecided():
-            return _on_decided(replace(state, seq=seq), event)
+            remembered = _with_remembered(state, event)
+            return replace(state, seq=seq, run=_with_fact(state.run, event), remembered=remembered)
         case InputAccepted():
             return _on_input(replace(state, seq=seq), event)
         case RunStarted():
@@ -223,22 +183,25 @@ def find_call(run: RunState | None, ordinal: int) -> Call | None:
     return next((call for call in run.calls if call.ordinal == ordinal), None) if run else None
 
 
-def _find_open(run: RunState | None, ordinal: int) -> Call | None:
-    """What ended stays ended: a late fact about such a call changes nothing."""
-    call = find_call(run, ordinal)
-    return call if call and call.status != "ended" else None
-
-
 def in_flight(state: SessionState) -> bool:
     """Whether the log holds an intent without its outcome."""
     run = state.run
     return run is not None and (run.awaiting == "model" or any(c.status == "started" for c in run.calls))
 
 
-def _with_call(run: RunState | None, call: Call) -> RunState | None:
+def _with_fact(run: RunState | None, event: CallFact) -> RunState | None:
     if run is None:
         return None
-    return replace(run, calls=tuple(call if c.ordinal == call.ordinal else c for c in run.calls))
+    return replace(run, calls=tuple(evolve_call(c, event) if c.ordinal == event.call else c for c in run.calls))
+
+
+def _with_remembered(state: SessionState, event: CallDecided) -> tuple[Remembered, ...]:
+    """An approval that was given for good satisfies later asks."""
+    call = find_call(state.run, event.call)
+    if call is None or call.status == "ended" or not event.remember or event.decision != "approve":
+        return state.remembered
+    pattern = call.name if event.remember in ("exact", "tool") else event.remember
+    return (*state.remembered, Remembered(pattern, call.digest if event.remember == "exact" else ""))
 
 
 def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
@@ -372,68 +335,19 @@ def _with_failure(run: RunState | None, event: ModelFailed) -> RunState | None:
     return replace(run, awaiting="", failure=event, reserved=Reservation(), seconds=run.seconds + event.seconds)
 
 
-def _with_checked(run: RunState | None, event: CallChecked) -> RunState | None:
-    call = _find_open(run, event.call)
-    if call is None:
-        return run
-    status, digest = _CHECKED[event.verdict], event.digest
-    checked = replace(
-        call, status=status, digest=digest, rule=event.rule, reason=event.reason, sequential=event.sequential
-    )
-    return _with_call(run, checked)
-
-
-def _with_suspended(run: RunState | None, event: CallSuspended) -> RunState | None:
-    call = _find_open(run, event.call)
-    if call is None:
-        return run
-    return _with_call(run, replace(call, status="suspended", pause=event, pauses=event.pause, decision=None))
-
-
-def _on_decided(state: SessionState, event: CallDecided) -> SessionState:
-    call = _find_open(state.run, event.call)
-    if call is None:
-        return state
-    remembered = state.remembered
-    if event.remember and event.decision == "approve":
-        exact = event.remember == "exact"
-        pattern = call.name if event.remember in ("exact", "tool") else event.remember
-        remembered = (*remembered, Remembered(pattern, call.digest if exact else ""))
-    decided = replace(call, decision=event, pause=None)
-    match event.decision:
-        case "approve" | "retry":
-            decided = replace(decided, status="allowed")
-        case "deny":
-            decided = replace(decided, status="refused", reason=event.reason)
-        case "edit":
-            edited = event.arguments if event.arguments is not None else call.arguments
-            decided = replace(decided, status="proposed", arguments=edited, approved=True)
-        case "answer":
-            decided = replace(decided, status="answered")
-    return replace(state, run=_with_call(state.run, decided), remembered=remembered)
-
-
-def _with_started(run: RunState | None, event: CallStarted) -> RunState | None:
-    call = _find_open(run, event.call)
-    if call is None:
-        return run
-    started = replace(call, status="started", effect=event.effect, on_unknown=event.on_unknown, attempts=event.attempt)
-    return _with_call(run, started)
-
-
 def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
     run = state.run
-    call = _find_open(run, event.call)
-    if run is None or call is None:
+    call = find_call(run, event.call)
+    if run is None or call is None or call.status == "ended":
         return state
-    calls = tuple(
-        replace(c, status="ended", end=event, pause=None) if c.ordinal == call.ordinal else c for c in run.calls
+    run = replace(
+        run,
+        calls=tuple(evolve_call(c, event) if c is call else c for c in run.calls),
+        circles=after_call(run.circles, call.name, call.digest or call.arguments, event),
+        seconds=run.seconds + event.seconds,
     )
-    circles = after_call(run.circles, call.name, call.digest or call.arguments, event)
-    state = replace(state, run=replace(run, calls=calls, circles=circles, seconds=run.seconds + event.seconds))
-    if all(c.status == "ended" for c in calls):
-        return _add_results(state, calls)
-    return state
+    state = replace(state, run=run)
+    return _add_results(state, run.calls) if all(c.status == "ended" for c in run.calls) else state
 
 
 def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from perdure.core.actions import CheckCall, RunTool
+from perdure.core.calls import Call
 from perdure.core.codec import digest_of
 from perdure.core.errors import ToolError
 from perdure.core.events import CallChecked, CallEnded, CallStarted
 from perdure.core.messages import Part, Text
-from perdure.core.state import Call, find_call
+from perdure.core.state import find_call
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.media import Artifacts, clean_text, result_parts

@@ -1,0 +1,92 @@
+"""One tool call of a turn, and what each fact makes of it.
+
+Rule: what ended stays ended; a late fact about such a call changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from msgspec.structs import replace
+
+from perdure.core.events import CallChecked, CallDecided, CallEnded, CallStarted, CallSuspended
+from perdure.core.messages import Plain
+from perdure.core.specs import Effect, OnUnknown, Verdict
+
+CallFact = CallChecked | CallSuspended | CallDecided | CallStarted | CallEnded
+
+CallStatus = Literal[
+    "proposed",  # the model wrote it; nobody has looked at it yet
+    "allowed",  # may start
+    "asked",  # a rule wants a person to look at it
+    "refused",  # a rule or a person said no
+    "invalid",  # unknown tool or arguments that do not fit
+    "suspended",  # waits for a decision
+    "answered",  # a decision brought the result
+    "started",  # the intent is in the log
+    "interrupted",  # started by a driver that is gone
+    "ended",
+]
+
+_CHECKED: dict[Verdict, CallStatus] = {"allow": "allowed", "ask": "asked", "deny": "refused", "invalid": "invalid"}
+
+
+class Call(Plain, frozen=True):
+    """One tool call of the current turn."""
+
+    ordinal: int
+    name: str
+    arguments: str
+    id: str = ""
+    status: CallStatus = "proposed"
+    digest: str = ""
+    rule: str = ""
+    reason: str = ""
+    sequential: bool = False
+    approved: bool = False
+    effect: Effect = "once"
+    on_unknown: OnUnknown = "ask"
+    attempts: int = 0
+    pauses: int = 0
+    pause: CallSuspended | None = None
+    decision: CallDecided | None = None
+    end: CallEnded | None = None
+
+
+def evolve_call(call: Call, event: CallFact) -> Call:
+    """The call after one more fact about it."""
+    if call.status == "ended":
+        return call
+    match event:
+        case CallChecked():
+            return replace(
+                call,
+                status=_CHECKED[event.verdict],
+                digest=event.digest,
+                rule=event.rule,
+                reason=event.reason,
+                sequential=event.sequential,
+            )
+        case CallSuspended():
+            return replace(call, status="suspended", pause=event, pauses=event.pause, decision=None)
+        case CallDecided():
+            return _decided(replace(call, decision=event, pause=None), event)
+        case CallStarted(effect=effect, on_unknown=on_unknown, attempt=attempt):
+            return replace(call, status="started", effect=effect, on_unknown=on_unknown, attempts=attempt)
+        case CallEnded():
+            return replace(call, status="ended", end=event, pause=None)
+        case _:
+            assert_never(event)
+
+
+def _decided(call: Call, event: CallDecided) -> Call:
+    match event.decision:
+        case "approve" | "retry":
+            return replace(call, status="allowed")
+        case "deny":
+            return replace(call, status="refused", reason=event.reason)
+        case "edit":
+            edited = call.arguments if event.arguments is None else event.arguments
+            return replace(call, status="proposed", arguments=edited, approved=True)
+        case "answer":
+            return replace(call, status="answered")

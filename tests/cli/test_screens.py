@@ -1,0 +1,277 @@
+"""What a person sees, at 80 and at 160 columns: real processes in a terminal, rendered by a terminal emulator.
+
+The captures are kept in the test's folder (pytest --basetemp), to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.cli.command import Command, agent, in_order
+from tests.cli.emulator import Terminal
+
+WIDTHS = pytest.mark.parametrize("columns", [80, 160])
+CTRL_C, CTRL_D, ESCAPE = "\x03", "\x04", "\x1b"
+MENU = "[a]pprove · always for this [t]ool · [d]eny · [e]dit · [l]ater >"
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal(perdure: Command) -> Iterator[Open]:
+    opened: list[Terminal] = []
+
+    def open_terminal(*arguments: str, columns: int = 80) -> Terminal:
+        opened.append(Terminal(perdure, *arguments, columns=columns))
+        return opened[-1]
+
+    yield open_terminal
+    for number, one in enumerate(opened):
+        one.kill()
+        one.save(perdure.folder / f"capture-{number}.txt")
+
+
+def fits(shown: str, columns: int) -> None:
+    """Nothing was cut by the edge: a line that is too long goes on below its own beginning."""
+    assert max(map(len, shown.splitlines())) <= columns
+    for row in shown.splitlines():
+        assert row == "" or len(row) < columns or not row[-1].isalnum() or row.startswith(" "), row
+
+
+@WIDTHS
+def test_demo(terminal: Open, columns: int) -> None:
+    screen = terminal("demo", columns=columns)
+    shown = screen.until("Press Enter to approve the shipment.")
+    in_order(
+        shown,
+        "Its model is scripted",
+        "1  The agent works (process ",
+        "◆ session order-7 · agent clerk",
+        "✓ reserve(",
+        "2  SIGKILL hits process ",
+        "3  A new process finds the log (process ",
+        "↻ the process died; picked up by another one (epoch 2)",
+        '↻ charge(cents=990, order="7") again, attempt 2, same key',
+        '‖ in doubt · mail(to="ann@example.org")',
+        "nobody guesses",
+        "▹ answered · mail(",
+        "‖ approval · ship(",
+    )
+    assert "▹ approved" not in shown, "it waits for the key"
+    screen.type("\r")
+    assert screen.end() == 0
+    shown = screen.text()
+    in_order(shown, "▹ approved · ship(", "Order 7 is billed", "● completed · 4 turns", "4  The ledger")
+    assert shown.count("✓ once  ") == 4
+    in_order(shown, "Nothing was done twice, nothing was lost.")
+    fits(shown, columns)
+
+
+@WIDTHS
+def test_run_with_an_approval(terminal: Open, columns: int) -> None:
+    screen = terminal("run", "Bill order 7", *agent("clerk"), "--session", "order-7", columns=columns)
+    shown = screen.until(MENU)
+    in_order(
+        shown,
+        "▸ Bill order 7",
+        "I will charge order 7.",
+        '✓ charge(cents=990, order="7") → charged 990 cents',
+        "‖ approval · mail(",
+        "  mail\n",
+        '    text  "Dear Ann, your order is billed, and it is on its way to you."',
+        '    to    "ann@example.org"',
+    )
+    assert "thinking" not in shown, "nothing is left of what was going on"
+    screen.type("x\r")
+    screen.until("Type one of a, t, d, e, l, then Enter.")
+    screen.type("a\r")
+    assert screen.end() == 0
+    shown = screen.text()
+    in_order(
+        shown,
+        "▹ approved · mail(",
+        "a tool prints",
+        "→ sent",
+        "\nDone\n\nOrder 7 is billed:\n\n 1 charged\n 2 mailed\n\n def total(cents: int) -> float:",
+        "\n\nAll is well.\n● completed · 3 turns · 45 tokens · $0.0045",
+    )
+    fits(shown, columns)
+
+
+@WIDTHS
+def test_chat(terminal: Open, columns: int) -> None:
+    screen = terminal("chat", *agent("clerk"), "--session", "order-7", columns=columns)
+    screen.until("◆ session order-7 · agent clerk", "order-7 · clerk · 0 tokens · /help")
+    screen.type(f"Bill{ESCAPE}\rorder 7\r")
+    screen.until("> Bill\n  order 7", MENU)
+    screen.type("d\r")
+    screen.until("why (may be empty) >")
+    screen.type("not today\r")
+    shown = screen.until("● completed · 3 turns", "order-7 · clerk · 45 tokens · $0.0045 · /help")
+    in_order(shown, "▹ denied · mail(", ": not today", "⊘ mail(", "All is well.")
+    assert "▸" not in shown, "what was typed stands there already"
+    screen.type("/h")
+    screen.until("/history  what the model reads")
+    screen.type("elp\r")
+    screen.until("/pending   answer what waits for a decision", "/quit      leave; the session stays")
+    screen.type("thanks\r")
+    screen.until("You are welcome.", "● completed · 1 turn")
+    screen.type(f"half a line{CTRL_C}")
+    screen.wait_for(lambda shown: shown.count("\n>") >= 5, "an empty prompt")
+    screen.type(CTRL_D)
+    assert screen.end() == 0
+    fits(screen.text(), columns)
+
+    again = terminal("chat", *agent("clerk"), "--session", "order-7", columns=columns)
+    again.until("2 runs so far, /show shows them")
+    again.type(f"{ESCAPE}[A")
+    again.until("> thanks")
+    again.type(CTRL_C)
+    again.type("/quit\r")
+    assert again.end() == 0
+
+
+@WIDTHS
+def test_sessions_show(perdure: Command, terminal: Open, columns: int) -> None:
+    perdure("run", "Bill order 7 and write to Ann that it is billed, in kind words, as if you meant them",
+            *agent("clerk"), "--session", "order-7", code=3)  # fmt: skip
+    (item,) = perdure.objects("pending")
+    perdure("decide", item["id"], "approve", "--by", "ops", "--reason", "she waits for it")
+    perdure("resume", "order-7", *agent("clerk"))
+    perdure("run", "thanks", *agent("clerk"), "--session", "order-7")
+    screen = terminal("sessions", "show", "order-7", columns=columns)
+    assert screen.end() == 0
+    shown = screen.text()
+    in_order(
+        shown,
+        "order-7 · agent clerk · idle\n2 runs · 60 tokens · $0.0060 · 25 records · uid ",
+        " 1 ◆ session order-7 · agent clerk",
+        " 2 ▸ Bill order 7 and write to Ann",
+        " 6 ○ turn 1 · 10 in, 5 out · $0.0015 · ",
+        "                 I will charge order 7.\n",
+        " 9 ✓ charge(",
+        "11 ○ turn 2 · ",
+        "13 ‖ approval · mail(",
+        "14 ▹ approved · mail(",
+        "she waits for it",
+        "16 ✓ mail(",
+        "18 ○ turn 3 · ",
+        "                 Done\n",
+        "19 ● completed · 3 turns · 45 tokens · $0.0045 · ",
+        "▸ thanks",
+        "● completed · 1 turn · 15 tokens · $0.0015 · ",
+    )
+    # What goes on in a second line stands below its own beginning.
+    assert ("\n                 in kind words, as if you meant them" in shown) == (columns == 80)
+    fits(shown, columns)
+
+
+def test_a_narrow_terminal(perdure: Command, terminal: Open) -> None:
+    perdure("run", "Bill order 7", *agent("clerk"), "--session", "order-7", "--yes")
+    for words in (("sessions", "show", "order-7"), ("sessions", "list"), ("doctor",)):
+        screen = terminal(*words, columns=40)
+        assert screen.end() == 0
+        fits(screen.text(), 40)
+    assert "order-7" in terminal("sessions", "list", columns=40).until("status")
+
+
+def test_no_color(perdure: Command, terminal: Open) -> None:
+    perdure.env["NO_COLOR"] = "1"
+    screen = terminal("run", "hello", *agent("greeter"))
+    assert screen.end() == 0
+    assert "Hello there." in screen.text()
+    assert b"\x1b[3" not in screen.raw.replace(b"\x1b[3m", b""), "italics are no colour"
+
+
+def test_what_a_model_writes_cannot_move_the_cursor(perdure: Command, terminal: Open) -> None:
+    screen = terminal("run", "hello", *agent("nasty"), "--session", "s")
+    shown = screen.until(MENU)
+    in_order(shown, "▸ hello", "‖ approval · mail(", r'text  "\u202egnp.exe"', r"\u001b[2Jann")
+    screen.type("a\r")
+    assert screen.end() == 0
+    assert r"red \x1b[31m alert \x9b31m" in screen.text()
+    assert r"red \x1b[31m alert \x9b31m" in perdure("sessions", "show", "s"), "a pipe may end in a terminal"
+
+
+def test_progress_is_shown_while_it_lasts(terminal: Open, perdure: Command) -> None:
+    screen = terminal("run", "wait", *agent("slow"), "--session", "s")
+    screen.wait_for(lambda shown: "wait(seconds=30) · 1." in shown, "a call with its age")
+    perdure("cancel", "s")
+    assert screen.end() == 1
+    assert "wait(seconds=30) · 1." not in screen.text()
+
+
+def test_ctrl_c_stops_then_cancels(terminal: Open) -> None:
+    screen = terminal("run", "wait", *agent("slow"))
+    screen.until("wait(seconds=30)")
+    screen.type(CTRL_C)
+    screen.until(
+        "stopping when the calls under way have ended; Ctrl-C again cancels them", "■ stop requested by Ctrl-C"
+    )
+    screen.type(CTRL_C)
+    assert screen.end() == 1
+    in_order(screen.text(), "■ cancel requested by Ctrl-C", "? wait(seconds=30) → unknown", "● cancelled · by Ctrl-C")
+
+
+def test_ctrl_c_at_the_question_stops_the_run(terminal: Open) -> None:
+    screen = terminal("run", "Bill", *agent("clerk"))
+    screen.until(MENU)
+    screen.type(CTRL_C)
+    assert screen.end() == 1
+    in_order(screen.text(), "■ stop requested by Ctrl-C", "⊘ mail(", "cancelled", "● stopped")
+
+
+def test_what_is_left_for_later(perdure: Command, terminal: Open) -> None:
+    for answer in ("l\r", CTRL_D):
+        screen = terminal("run", "Bill", *agent("clerk"), "--session", "s")
+        screen.until(MENU)
+        screen.type(answer)
+        assert screen.end() == 3
+        in_order(screen.text(), "● waiting for 1 decision", "perdure decide ", " approve   (or deny, edit)")
+        assert f"perdure resume s --agent {agent('clerk')[1]}" in screen.text().replace("\n  ", " ")
+        perdure("sessions", "delete", "s")
+
+
+def test_arguments_are_edited_in_place(perdure: Command, terminal: Open) -> None:
+    screen = terminal("run", "Bill", *agent("clerk"))
+    screen.until(MENU)
+    screen.type("e\r")
+    screen.until('arguments > {"text":')
+    screen.type("\x15nonsense\r")
+    screen.until("The arguments are no JSON")
+    screen.type("e\r")
+    screen.wait_for(lambda shown: shown.count("arguments >") == 2, "the question again")
+    screen.type('\x15{"to": "bob@example.org", "text": "Hi"}\r')
+    assert screen.end() == 0
+    assert perdure.ledger() == ["charge 7 990", "mail bob@example.org 2"]
+
+
+def test_another_terminal_decides_while_the_question_is_open(perdure: Command, terminal: Open) -> None:
+    screen = terminal("run", "Bill", *agent("clerk"), "--session", "s")
+    screen.until(MENU)
+    (item,) = perdure.objects("pending")
+    said = perdure("decide", item["id"], "deny", "--by", "ops", "--reason", "no")
+    assert "the process that drives the session acts on it now" in said
+    assert screen.end() == 0
+    shown = screen.text()
+    in_order(shown, f"  {MENU}\n▹ denied · mail(", "by ops", ": no", "⊘ mail(", "All is well.", "● completed")
+    assert shown.count(MENU) == 1, "what happened did not disturb the question"
+
+
+def test_another_terminal_stops_it_while_the_question_is_open(perdure: Command, terminal: Open) -> None:
+    screen = terminal("run", "Bill", *agent("clerk"), "--session", "s")
+    screen.until(MENU)
+    perdure("stop", "s")
+    assert screen.end() == 1
+    in_order(screen.text(), f"  {MENU}\n■ stop requested by", "● stopped")
+
+
+def test_deleting_asks_first(perdure: Command, terminal: Open) -> None:
+    perdure("run", "hello", *agent("greeter"), "--session", "s")
+    screen = terminal("sessions", "delete", "s")
+    screen.until("Delete 's' with its 7 records? [y/N]:")
+    screen.type("n\r")
+    assert screen.end() == 1
+    assert [row["id"] for row in perdure.objects("sessions", "list")] == ["s"]
