@@ -11,12 +11,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python test check static sweep bench format lock clean
+.PHONY: help setup python demo test check static sweep bench format lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv from the lock, with perdure installed in place
+
+demo: $(STAMP) ## See an agent killed and nothing done twice or lost, in under a minute
+	$(BIN)/perdure demo
 
 test: static ## Everything a change must pass: format, lint, types, layers, all tests
 	$(PYTEST)

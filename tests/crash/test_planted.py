@@ -15,7 +15,7 @@ from tests.crash.trials import kill_at
 from tests.crash.zombie import EpochlessStore, overtake_a_zombie
 
 POINTS = 1000
-TRIALS = 40
+TRIALS = 120
 
 PLANTED: dict[str, tuple[Scenario, OpenStore | None, str]] = {
     "no intent": (without_intent, None, r"call \d+ attempt \d+ started \d+ times on \d+ intents"),

@@ -144,6 +144,7 @@ async def test_money_is_never_overspent_by_more_than_one_calls_excess(memory: St
         for event in [record.event for record in await session.records()]:
             if isinstance(event, ModelCalled):
                 assert spent < cap
+                assert event.reserved.cost_usd > 0
                 assert spent + event.reserved.cost_usd <= cap + 1e-9, "reserved before"
                 reserved = event.reserved.cost_usd
             if isinstance(event, ModelResponded):
@@ -152,6 +153,16 @@ async def test_money_is_never_overspent_by_more_than_one_calls_excess(memory: St
                 excess = max(0.0, (event.cost_usd or 0.0) - reserved)
         assert result.cost_usd == pytest.approx(spent)
         assert spent <= cap + excess + 1e-9
+
+
+async def test_what_money_cannot_pay_is_not_asked(memory: Store) -> None:
+    model = ScriptedModel(lambda _: [call("look")], usage=Usage(100, 10), cost=lambda usage: usage.total * 0.01)
+    agent = busy(Limits(cost_usd=1.5), model=model)
+    async with Runtime(memory, agents=[agent]) as runtime:
+        result = await soon((await runtime.open(agent)).run("go"))
+        assert (result.reason, result.detail, result.turns) == ("limit", "cost_usd", 1)
+        assert result.cost_usd == pytest.approx(1.1), "0.40 would not even pay for reading 110 tokens again"
+    assert len(model.requests) == 1
 
 
 async def test_a_model_without_a_price_is_not_limited_by_money(memory: Store) -> None:
@@ -304,6 +315,8 @@ async def test_at_the_limit_one_answer_without_tools(memory: Store, limits: Limi
         called = await events(session, ModelCalled)
         assert [event.final for event in called] == [False] * (len(called) - 1) + [True]
         assert len(ledger) == 1 or limit != "calls"
+        if limit in ("tokens", "cost_usd"):
+            assert model.requests[-1].settings.max_tokens == 1024, "the last word is owed, but it is kept short"
 
 
 async def test_the_last_word_is_not_broken_off_by_the_clock(memory: Store) -> None:

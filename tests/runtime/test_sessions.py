@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure import Agent, Conflict, NotFound, Runtime, ToolContext, UsageError, tool
-from perdure.events import CallEnded, CallStarted
+from perdure import Agent, Conflict, NotFound, Refused, Runtime, ToolContext, UsageError, tool
+from perdure.events import CallEnded, CallStarted, ModelCalled
 from perdure.ports import Store
 from perdure.runtime.log import SessionLog
+from perdure.stores.memory import MemoryStore
 from perdure.testing import ScriptedModel, call
-from tests.runtime.scenes import crashing, events, kinds, soon, told, until
+from tests.runtime.scenes import crashing, events, kinds, seen, soon, told, until
 
 
 def echo(name: str = "echo", **options: Any) -> Agent[str]:
@@ -82,6 +83,41 @@ async def test_tenants_do_not_see_each_other(store: str | Store) -> None:
         with pytest.raises(NotFound):
             await runtime.session("x")
         assert (await runtime.session("x", tenant="umbrella")).uid == umbrella.uid
+
+
+class SlowToLetGo(MemoryStore):
+    """A store that takes its time to release what was driven."""
+
+    async def release(self, session: str, *, epoch: int, head: int) -> bool:
+        await asyncio.sleep(0.05)
+        return await super().release(session, epoch=epoch, head=head)
+
+
+async def test_a_session_can_be_deleted_as_soon_as_its_run_has_ended() -> None:
+    agent = echo()
+    async with Runtime(SlowToLetGo(), agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        await session.run("go")
+        await session.delete()
+        assert [row async for row in runtime.sessions()] == []
+
+
+async def test_a_session_cannot_be_deleted_while_it_works(store: str | Store) -> None:
+    release = asyncio.Event()
+
+    async def answer(_: object) -> str:
+        await release.wait()
+        return "Done."
+
+    agent = Agent(name="clerk", model=ScriptedModel(answer))
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go")
+        await seen(session, ModelCalled)
+        with pytest.raises(Refused, match="stop it first"):
+            await session.delete()
+        release.set()
+        assert (await run).output == "Done."
 
 
 # Data
@@ -191,18 +227,18 @@ async def test_deps_may_be_a_context_manager_or_the_thing_itself(memory: Store) 
     async def open_deps() -> AsyncIterator[str]:
         yield "entered"
 
-    seen: list[object] = []
+    found: list[object] = []
 
     @tool(effect="read")
     async def peek(ctx: ToolContext[Any, Any]) -> str:
-        seen.append(ctx.deps)
+        found.append(ctx.deps)
         return "ok"
 
     for deps in (open_deps(), ["a", "list"], None):
         agent = Agent(name="clerk", model=ScriptedModel([[call("peek")], "Done."]), tools=[peek])
         async with Runtime(memory, agents=[agent], deps=deps) as runtime:
             await (await runtime.open(agent)).run("go")
-    assert seen == ["entered", ["a", "list"], None]
+    assert found == ["entered", ["a", "list"], None]
 
 
 async def test_deps_that_fail_to_open_leave_the_store_closed(store: str | Store) -> None:

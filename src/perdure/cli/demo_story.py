@@ -189,7 +189,7 @@ class Story:
             if found == right:
                 self._screen.line("✓", f"once  {what}", mark_style="green")
             else:
-                times = "never" if not found else f"{found} times"
+                times = {0: "never", 1: "once"}.get(found, f"{found} times")
                 self._screen.line("✗", f"{times}  {what}", "bold red")
                 problems.append(f"the ledger has {what!r} {times} instead of {'once' if right else 'never'}")
         return problems

@@ -265,11 +265,11 @@ class Timeline:
 
     def _name(self, call: int) -> str:
         known = self._calls.get(call)
-        room = min(LONGEST_NAME, self._room(0.45))
+        room = min(LONGEST_NAME, self._room(0.5))
         return f"{known.name}({show_arguments(known.arguments, room)})" if known else f"call {call}"
 
     def _room(self, lines: float) -> int:
-        return min(LONGEST, max(30, round(self._screen.width * lines) - 20))
+        return min(LONGEST, max(30, round(self._screen.width * lines) - 10))
 
 
 class Totals:
