@@ -216,7 +216,7 @@ def test_leaving_with_work_under_way_leaves_no_task_behind(caplog: pytest.LogCap
         assert started.wait(20)
     waiter.join(20)
     assert not waiter.is_alive(), "who waits is told when the runtime closes"
-    del waiter, runtime
+    del waiter
     gc.collect()
     assert [record.getMessage() for record in caplog.records] == [], "asyncio complains of tasks that never ended"
 

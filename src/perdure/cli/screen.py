@@ -73,7 +73,8 @@ class Screen:
         """A mark and a text that, where it does not fit, goes on below its own beginning."""
         body = Text(visible(text), style)
         for number, part in enumerate(body.wrap(self._console, self.width)):
-            head = Text(f"{margin:<{self.margin}}", "dim") if number == 0 else Text(" " * self.margin)
+            # The margin's style must not become the whole line's.
+            head = Text().append(f"{margin if number == 0 else '':<{self.margin}}", "dim")
             head.append(f"{mark} " if number == 0 else "  ", mark_style or style)
             head.append_text(part).rstrip()
             self._console.print(head, soft_wrap=True)
