@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 from perdure import Agent, Limits, ModelError, ToolContext, ToolError, tool
@@ -65,6 +66,14 @@ async def wait(seconds: float) -> str:
     return "waited"
 
 
+@tool(effect="idempotent")
+def block(seconds: float) -> str:
+    """Take time in a thread, which cannot be killed."""
+    write("block")
+    time.sleep(seconds)
+    return "blocked"
+
+
 @tool
 async def undeclared() -> str:
     """Say nothing of its effect."""
@@ -92,6 +101,8 @@ clerk = Agent(
 greeter = Agent(name="greeter", model=ScriptedModel(lambda request: "**Hello** there."))
 
 slow = Agent(name="slow", tools=[wait], model=ScriptedModel([[call("wait", seconds=30)], "done", "done again"]))
+
+stubborn = Agent(name="stubborn", tools=[block], model=ScriptedModel([[call("block", seconds=60)]]))
 
 limited = Agent(
     name="limited", tools=[undeclared], limits=Limits(turns=1), model=ScriptedModel([[call("undeclared")], "ok"])

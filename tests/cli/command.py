@@ -11,6 +11,7 @@ from typing import Any
 
 PERDURE = str(Path(sys.executable).parent / "perdure")
 AGENTS = str(Path(__file__).parent / "agents.py")
+MANY = str(Path(__file__).parent / "many.py")
 TIMEOUT = 60
 FOREIGN = ("PERDURE_STORE", "PERDURE_MODEL", "PERDURE_DEBUG", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
 
@@ -55,6 +56,14 @@ class Command:
     def objects(self, *arguments: str, code: int = 0, input: str | None = None) -> list[Any]:
         """What it printed with --json: one object a line, and nothing else."""
         return [json.loads(line) for line in self(*arguments, "--json", code=code, input=input).splitlines()]
+
+    def many(self, commands: list[list[str]]) -> list[tuple[int, str, str]]:
+        """Exit code, output and errors of each."""
+        done = subprocess.run(
+            [sys.executable, MANY], cwd=self.folder, env=self.env, input=json.dumps(commands), text=True,
+            stdout=subprocess.PIPE, timeout=TIMEOUT, check=True,
+        )  # fmt: skip
+        return json.loads(done.stdout)
 
     def ledger(self) -> list[str]:
         path = self.folder / "ledger.txt"

@@ -7,23 +7,22 @@ import subprocess
 from pathlib import Path
 
 import apsw
-import pytest
 
 from tests.cli.command import AGENTS, PERDURE, TIMEOUT, Command, agent
 
-LOOKING = [
-    ("sessions", "list"),
-    ("sessions", "show", "s"),
-    ("sessions", "records", "s"),
-    ("sessions", "fork", "s"),
-    ("sessions", "delete", "s"),
-    ("pending",),
-    ("decide", "x-1-1", "approve"),
-    ("stop", "s"),
-    ("cancel", "s"),
-    ("resume", "s", *agent("greeter")),
-]
-DRIVING = [("run", "hello", *agent("greeter")), ("chat", *agent("greeter"))]
+LOOKING = (
+    "sessions list",
+    "sessions show s",
+    "sessions records s",
+    "sessions fork s",
+    "sessions delete s",
+    "pending",
+    "decide x-1-1 approve",
+    "stop s",
+    "cancel s",
+    f"resume s --agent {AGENTS}:greeter",
+)
+DRIVING = (f"run hello --agent {AGENTS}:greeter", f"chat --agent {AGENTS}:greeter")
 
 WRONG_WORDS = {
     "run": "Missing argument 'PROMPT'; see perdure run --help.",
@@ -53,14 +52,14 @@ WRONG_WORDS = {
 
 WRONG_IDS = {
     "sessions show nope": "There is no session 'nope'; perdure sessions list shows which there are.",
-    "sessions records nope": "There is no session 'nope';",
-    "sessions fork nope": "There is no session 'nope';",
     "sessions delete nope": "There is no session 'nope';",
     "sessions show s --tenant other": "There is no session 's' of tenant 'other';",
     "sessions fork s --at 99": "Session 's' has records 1 to 7; it cannot be forked at 99.",
     "sessions fork s --id s": "There is a session 's' already; take another --id.",
-    "stop nope": "There is no session 'nope';",
+    "sessions records nope": "There is no session 'nope';",
+    "sessions fork nope": "There is no session 'nope';",
     "cancel nope": "There is no session 'nope';",
+    "stop nope": "There is no session 'nope';",
     "stop s": "Session 's' has no open run, so there is nothing to stop.",
     "decide nope approve": "Nothing pending has the id 'nope'; perdure pending shows what waits.",
     "resume nope": "There is no session 'nope';",
@@ -71,22 +70,30 @@ WRONG_IDS = {
 }
 
 
+def check(perdure: Command, sentences: dict[str, str]) -> None:
+    """Each command ends with 2, says its one sentence and nothing else."""
+    commands = [words.split() for words in sentences]
+    for words, sentence, done in zip(sentences, sentences.values(), perdure.many(commands), strict=True):
+        code, shown, said = done
+        assert (code, shown) == (2, ""), (words, done)
+        assert said.count("\n") == 1, words
+        assert said.startswith(f"perdure: {sentence}"), words
+
+
 def refused(perdure: Command, *arguments: str) -> str:
     """The one sentence."""
     done = perdure.call(*arguments, code=2)
     assert done.stdout == ""
     (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith("perdure: ")
     return sentence.removeprefix("perdure: ")
 
 
-@pytest.mark.parametrize("words", WRONG_WORDS)
-def test_wrong_words(perdure: Command, words: str) -> None:
+def test_wrong_words(perdure: Command) -> None:
     (perdure.folder / "raises.py").write_text("\nraise ValueError('out of\\norder')\n")
     (perdure.folder / "exits.py").write_text("raise SystemExit(7)\n")
     (perdure.folder / "broken.py").write_text("def clerk(:\n")
     (perdure.folder / "empty.py").touch()
-    assert refused(perdure, *words.split()).startswith(WRONG_WORDS[words])
+    check(perdure, WRONG_WORDS)
     assert not list(perdure.folder.glob("data/**/*.db")), "nothing was made"
 
 
@@ -96,8 +103,7 @@ def test_an_empty_prompt(perdure: Command) -> None:
 
 def test_wrong_ids(perdure: Command) -> None:
     perdure("run", "hello", *agent("greeter"), "--session", "s")
-    for words, sentence in WRONG_IDS.items():
-        assert refused(perdure, *words.split()).startswith(sentence), words
+    check(perdure, WRONG_IDS)
     assert len(perdure.objects("sessions", "records", "s")) == 7, "nothing was changed"
 
 
@@ -110,10 +116,10 @@ def test_a_decision_that_does_not_fit(perdure: Command) -> None:
 
 
 def test_no_store_to_look_into(perdure: Command) -> None:
-    for words in (LOOKING[0], LOOKING[-1]):
-        default = refused(perdure, *words)
-        assert default.startswith(f"There is no store at {perdure.folder}/data/perdure/perdure.db;")
-        assert not list(perdure.folder.glob("data/**/*.db")), "looking makes no store"
+    there = f"There is no store at {perdure.folder}/data/perdure/perdure.db; start with `perdure run`"
+    check(perdure, dict.fromkeys(LOOKING, there))
+    check(perdure, {"sessions list --store sqlite:x.db": "There is no store at x.db;"})
+    assert not list(perdure.folder.glob("**/*.db")), "looking makes no store"
 
 
 def stores(folder: Path) -> dict[str, str]:
@@ -140,13 +146,12 @@ def stores(folder: Path) -> dict[str, str]:
 
 def test_a_store_that_cannot_be_opened(perdure: Command) -> None:
     perdure("run", "hello", *agent("greeter"), "--session", "s")
-    for name, sentence in stores(perdure.folder).items():
-        at = perdure.folder / name
-        before = at.read_bytes() if at.is_file() else b""
-        assert refused(perdure, *DRIVING[0], "--store", f"sqlite:{name}").startswith(f"'{at}' {sentence}"), name
-        assert before == (at.read_bytes() if at.is_file() else b""), "what is not ours is not changed"
-    for words in (*LOOKING, DRIVING[1]):
-        assert "newer version of Perdure" in refused(perdure, *words), words
+    sentences = stores(perdure.folder)
+    files = {path: path.read_bytes() for path in map(perdure.folder.joinpath, sentences) if path.is_file()}
+    for name, sentence in sentences.items():
+        commands = (f"{words} --store sqlite:{name}" for words in (*LOOKING, *DRIVING))
+        check(perdure, dict.fromkeys(commands, f"'{perdure.folder / name}' {sentence}"))
+    assert files == {path: path.read_bytes() for path in files}, "what is not ours is not changed"
     assert "newer version of Perdure" in perdure("doctor", code=1)
 
 

@@ -128,52 +128,44 @@ def test_chat(terminal: Open, columns: int) -> None:
     assert again.end() == 0
 
 
-@WIDTHS
-def test_sessions_show(perdure: Command, terminal: Open, columns: int) -> None:
-    perdure("run", "Bill order 7 and write to Ann that it is billed, in kind words, as if you meant them",
-            *agent("clerk"), "--session", "order-7", code=3)  # fmt: skip
-    (item,) = perdure.objects("pending")
-    perdure("decide", item["id"], "approve", "--by", "ops", "--reason", "she waits for it")
-    perdure("resume", "order-7", *agent("clerk"))
-    perdure("run", "thanks", *agent("clerk"), "--session", "order-7")
-    screen = terminal("sessions", "show", "order-7", columns=columns)
-    assert screen.end() == 0
-    shown = screen.text()
-    in_order(
-        shown,
-        "order-7 · agent clerk · idle\n2 runs · 60 tokens · $0.0060 · 24 records · uid ",
-        " 1 ◆ session order-7 · agent clerk",
-        " 2 ▸ Bill order 7 and write to Ann",
-        " 6 ○ turn 1 · 10 in, 5 out · $0.0015 · ",
-        "                 I will charge order 7.\n",
-        " 9 ✓ charge(",
-        "11 ○ turn 2 · ",
-        "13 ‖ approval · mail(",
-        "14 ▹ approved · mail(",
-        "she waits for it",
-        "16 ✓ mail(",
-        "18 ○ turn 3 · ",
-        "                 Done\n",
-        "19 ● completed · 3 turns · 45 tokens · $0.0045 · ",
-        "▸ thanks",
-        "● completed · 1 turn · 15 tokens · $0.0015 · ",
-    )
-    # What goes on in a second line stands below its own beginning.
-    assert ("\n                 as if you meant them\n" in shown) == (columns == 80)
-
-
-def test_a_narrow_terminal(perdure: Command, terminal: Open) -> None:
-    perdure("run", "Bill order 7", *agent("clerk"), "--session", "order-7", "--yes")
-    doctor = ("doctor", "--store", "sqlite:data/perdure/perdure.db")
-    shown = {columns: _show(terminal(*doctor, columns=columns)) for columns in (40, 160)}
-    assert flat(shown[40]) == flat(shown[160]), "no word is cut"
+def test_sessions_show(perdure: Command, terminal: Open) -> None:
+    prompt = "Bill order 7 and write to Ann that it is billed, in kind words, as if you meant them"
+    perdure("chat", *agent("clerk"), "--session", "order-7", "--yes", input=f"{prompt}\nthanks\n")
+    for columns in (80, 160):
+        shown = _show(terminal("sessions", "show", "order-7", columns=columns))
+        in_order(
+            shown,
+            "order-7 · agent clerk · idle\n2 runs · 60 tokens · $0.0060 · 24 records · uid ",
+            " 1 ◆ session order-7 · agent clerk",
+            " 2 ▸ Bill order 7 and write to Ann",
+            " 6 ○ turn 1 · 10 in, 5 out · $0.0015 · ",
+            "                 I will charge order 7.\n",
+            " 9 ✓ charge(",
+            "11 ○ turn 2 · ",
+            "13 ‖ approval · mail(",
+            "14 ▹ approved · mail(",
+            "16 ✓ mail(",
+            "18 ○ turn 3 · ",
+            "                 Done\n",
+            "19 ● completed · 3 turns · 45 tokens · $0.0045 · ",
+            "▸ thanks",
+            "● completed · 1 turn · 15 tokens · $0.0015 · ",
+        )
+        # What goes on in a second line stands below its own beginning.
+        assert ("\n                 as if you meant them\n" in shown) == (columns == 80)
     narrow = _show(terminal("sessions", "show", "order-7", columns=40))
-    in_order(narrow, "\n▸ Bill order 7\n", '\n✓ charge(cents=990, order="7") → charged\n  990 cents · ')
+    in_order(narrow, "\n▸ Bill order 7 and write", '\n✓ charge(cents=990, order="7") → charged\n  990 cents · ')
     assert _show(terminal("sessions", "list", columns=40)).split() == ["session", "status", "order-7", "idle"]
 
 
-def _show(screen: Terminal) -> str:
-    assert screen.end() == 0
+def test_a_narrow_terminal_cuts_no_word(perdure: Command, terminal: Open) -> None:
+    assert flat(_show(terminal("doctor", "--store", "sqlite:x.db", columns=40), code=1)) == flat(
+        _show(terminal("doctor", "--store", "sqlite:x.db", columns=160), code=1)
+    )
+
+
+def _show(screen: Terminal, code: int = 0) -> str:
+    assert screen.end() == code
     return screen.text()
 
 
@@ -215,6 +207,16 @@ def test_ctrl_c_stops_then_cancels(terminal: Open) -> None:
     in_order(screen.text(), "■ cancel requested by Ctrl-C", "? wait(seconds=30) → unknown", "● cancelled · by Ctrl-C")
 
 
+def test_a_third_ctrl_c_leaves_at_once(perdure: Command, terminal: Open) -> None:
+    screen = terminal("run", "block", *agent("stubborn"), "--session", "s")
+    for hint in ("block(seconds=60)", "■ stop requested by Ctrl-C", "■ cancel requested by Ctrl-C"):
+        screen.until(hint)
+        screen.type(CTRL_C)
+    assert screen.end() == 1
+    assert screen.raw.rindex(b"\x1b[?25h") > screen.raw.rindex(b"\x1b[?25l"), "the cursor is back"
+    assert "■ cancel requested by Ctrl-C" in perdure("sessions", "show", "s"), "the log keeps it"
+
+
 def test_ctrl_c_at_the_question_stops_the_run(terminal: Open) -> None:
     screen = terminal("run", "Bill", *agent("clerk"))
     screen.until(MENU)
@@ -223,15 +225,14 @@ def test_ctrl_c_at_the_question_stops_the_run(terminal: Open) -> None:
     in_order(screen.text(), "■ stop requested by Ctrl-C", "⊘ mail(", "cancelled", "● stopped")
 
 
-def test_what_is_left_for_later(perdure: Command, terminal: Open) -> None:
-    for answer in ("l\r", CTRL_D):
-        screen = terminal("run", "Bill", *agent("clerk"), "--session", "s")
+def test_what_is_left_for_later(terminal: Open) -> None:
+    for session, answer in (("s", "l\r"), ("t", CTRL_D)):
+        screen = terminal("run", "Bill", *agent("clerk"), "--session", session)
         screen.until(MENU)
         screen.type(answer)
         assert screen.end() == 3
         in_order(screen.text(), "● waiting for 1 decision", "perdure decide ", " approve   (or deny, edit)")
-        assert f"perdure resume s --agent {agent('clerk')[1]}" in screen.text().replace("\n  ", " ")
-        perdure("sessions", "delete", "s")
+        assert f"perdure resume {session} --agent {agent('clerk')[1]}" in flat(screen.text())
 
 
 def test_arguments_are_edited_in_place(perdure: Command, terminal: Open) -> None:

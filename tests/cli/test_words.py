@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.cli.screen import _split_blocks
+from perdure.cli.canvas import split_blocks
 from perdure.cli.words import count, list_arguments, shell, shorten, show_arguments, show_seconds, visible
 
 
@@ -47,12 +47,12 @@ def test_counts_and_commands() -> None:
 def test_an_answer_is_cut_between_its_blocks_only() -> None:
     fenced = "```python\na = 1\n\nb = 2\n```\n"
     loose = "1. one\n\n   more of one\n\n2. two\n"
-    assert _split_blocks(f"# Title\n\n{fenced}\n{loose}") == [
+    assert split_blocks(f"# Title\n\n{fenced}\n{loose}") == [
         "# Title\n\n",
         f"{fenced}\n",
         "1. one\n\n   more of one\n\n",
         "2. two\n",
     ]
-    assert _split_blocks("\n\n  indented") == ["\n\n  indented"]
+    assert split_blocks("\n\n  indented") == ["\n\n  indented"]
     for text in ("", "a", "a\n\n\nb\n\n", f"~~~\n{fenced}\n\n~~~ \n\nc"):
-        assert "".join(_split_blocks(text)) == text
+        assert "".join(split_blocks(text)) == text

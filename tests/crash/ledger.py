@@ -1,11 +1,13 @@
 """The world outside of the store: what tools did and what callers were told, in files that no kill takes back.
 
-Rule: a line is one write to a file opened for appending, so it is there whole or not at all.
+Rule: a line is one write to a file opened for appending. A kill may still cut it, where it crosses a page; what was
+not written to its end has not happened.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -40,7 +42,8 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
 def write_line(path: Path, line: msgspec.Struct) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, msgspec.json.encode(line) + b"\n")
+        # The line feed before it keeps it apart from a line that was cut.
+        os.write(descriptor, b"\n" + msgspec.json.encode(line) + b"\n")
     finally:
         os.close(descriptor)
 
@@ -48,4 +51,9 @@ def write_line(path: Path, line: msgspec.Struct) -> None:
 def read_lines(path: Path, kind: type[T]) -> list[T]:
     if not path.exists():
         return []
-    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]
+    decoder = msgspec.json.Decoder(kind)
+    found: list[T] = []
+    for line in filter(None, path.read_bytes().split(b"\n")):
+        with suppress(msgspec.DecodeError):
+            found.append(decoder.decode(line))
+    return found

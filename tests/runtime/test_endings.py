@@ -277,13 +277,20 @@ async def test_an_input_that_was_just_accepted_can_be_ended(store: str | Store, 
         assert len(await events(session, RunEnded)) == 1
 
 
-async def test_an_input_that_another_process_will_start_can_be_ended(store: str | Store) -> None:
-    agent = Agent(name="clerk", model=Hanging(stubborn=False))
-    async with Runtime(store, agents=[agent]), Runtime(store, agents=[agent], engine=None) as asking:
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_an_input_that_nobody_has_started_can_be_ended(store: str | Store, how: str) -> None:
+    model = ScriptedModel(lambda _: "Next.")
+    agent = Agent(name="clerk", model=model)
+    async with Runtime(store, agents=[agent], engine=None) as asking:
         session = await asking.open(agent, id="x")
         run = await session.start("go")
-        await session.cancel(by="ops")
-        assert (await result_of(run)).detail == "by ops"
+        queued = await session.start("next")
+        await getattr(session, how)(by="ops")
+        async with Runtime(store, agents=[agent]):
+            result = await result_of(run)
+            assert (result.detail, result.turns) == ("by ops", 0)
+            assert (await result_of(queued)).output == "Next.", "it ends one run, not the session"
+    assert len(model.requests) == 1
 
 
 async def test_a_session_goes_on_after_a_cancel(store: str | Store) -> None:

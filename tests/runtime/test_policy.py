@@ -234,3 +234,17 @@ def test_wrong_rules_are_refused(wrong: Any) -> None:
     for kind in ("allow", "ask", "deny"):
         with pytest.raises(UsageError, match=rf"Policy\({kind}="):
             Policy(**{kind: wrong})
+
+
+async def test_an_async_predicate_that_wants_to_end_the_program_denies() -> None:
+    async def leave(call: CallView) -> bool:
+        raise SystemExit(3)
+
+    judgement = await judge(Policy(ask=[leave]), tool(_plain), CallView("plain", {}))
+    assert judgement.verdict == "deny"
+    assert "end the program" in judgement.reason
+
+
+def _plain() -> str:
+    """Do nothing."""
+    return ""

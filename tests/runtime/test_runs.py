@@ -235,6 +235,23 @@ async def test_a_model_of_the_same_name_overrides_too_and_for_one_run_only(memor
         assert {request.model for request in (*other.requests, *third.requests)} == {"scripted"}
 
 
+async def test_runs_that_wait_keep_their_own_models_apart(memory: Store) -> None:
+    release = asyncio.Event()
+
+    async def answer(_: object) -> str:
+        await release.wait()
+        return "Own."
+
+    agent = Agent(name="clerk", model=ScriptedModel(answer, name="own"))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await session.start("one")
+        models = [ScriptedModel(lambda _, text=text: text, name="other") for text in ("A.", "B.")]
+        runs = [await session.start("more", model=model) for model in models]
+        release.set()
+        assert [(await run).output for run in runs] == ["A.", "B."]
+
+
 async def test_models_that_were_passed_are_not_kept_for_ever(memory: Store) -> None:
     agent = Agent(name="clerk", model=ScriptedModel(lambda _: "Own."))
     async with Runtime(memory, agents=[agent]) as runtime:

@@ -93,8 +93,13 @@ class SlowToLetGo(MemoryStore):
         return await super().release(session, epoch=epoch, head=head)
 
 
-async def test_a_session_can_be_deleted_as_soon_as_its_run_has_ended() -> None:
-    agent = echo()
+@pytest.mark.parametrize("answer", ["Done.", [call("act")]])
+async def test_a_session_can_be_deleted_as_soon_as_its_run_has_ended_or_waits(answer: Any) -> None:
+    @tool(ask=True)
+    async def act() -> str:
+        return "never"
+
+    agent = Agent(name="clerk", model=ScriptedModel([answer]), tools=[act])
     async with Runtime(SlowToLetGo(), agents=[agent]) as runtime:
         session = await runtime.open(agent, id="x")
         await session.run("go")

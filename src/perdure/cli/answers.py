@@ -85,13 +85,12 @@ async def ask(pending: Pending) -> Decision | None:
     """Asks at the terminal until there is an answer that fits; None (also Ctrl-D) leaves the call for later."""
     from prompt_toolkit import PromptSession
 
-    from perdure.cli.screen import Screen
-    from perdure.cli.terminal import console
+    from perdure.cli.screen import open_screen
 
     menu = MENUS.get(pending.kind, {})
     if not menu:
         return None
-    screen = Screen(console())
+    screen = open_screen()
     screen.line(" ", pending.tool, "bold")
     for row in list_arguments(pending.arguments):
         screen.line(" ", f"  {row}", "cyan")

@@ -27,7 +27,7 @@ async def _bench(turns: int, json: bool) -> None:
     from pathlib import Path
 
     from perdure.cli.measure import cpu_per_turn
-    from perdure.cli.terminal import console, patience, print_json
+    from perdure.cli.terminal import patience, print_json
 
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="perdure-bench-") as folder:
@@ -41,6 +41,5 @@ async def _bench(turns: int, json: bool) -> None:
     if json:
         print_json({name: round(value, 4) for name, value in figures.items()})
         return
-    out = console()
     for name, value in figures.items():
-        out.print(f"{name:20}  {value:6.3f} ms CPU a turn  {1000 / value:7,.0f} turns per CPU second")
+        print(f"{name:20}  {value:6.3f} ms CPU a turn  {1000 / value:7,.0f} turns per CPU second")

@@ -7,8 +7,8 @@ from typing import Any
 from perdure.cli.answers import answers_for, is_interactive, who
 from perdure.cli.attend import attend
 from perdure.cli.driving import Driving, Given
-from perdure.cli.screen import Screen
-from perdure.cli.terminal import OK, console
+from perdure.cli.screen import open_screen
+from perdure.cli.terminal import OK
 from perdure.cli.timeline import MARGIN, Timeline
 from perdure.cli.typed import read_lines
 from perdure.cli.views import view_for
@@ -40,7 +40,7 @@ class Conversation:
         self._session = session
         self._given = given
         self._answer = answers_for(given.yes, given.json)
-        self._screen = Screen(console(stderr=given.json))
+        self._screen = open_screen(stderr=given.json)
         self._code = OK
 
     async def talk(self) -> int:
@@ -134,7 +134,7 @@ class Conversation:
         self._screen.line("◆", f"now in the fork {self._session.id}", "bold")
 
     async def _show(self) -> None:
-        timeline = Timeline(Screen(console(stderr=self._given.json), margin=MARGIN), full=True)
+        timeline = Timeline(open_screen(margin=MARGIN, stderr=self._given.json), full=True)
         for record in await self._session.records():
             timeline.show(record)
         timeline.close()

@@ -23,9 +23,8 @@ async def _demo(json: bool) -> int:
     from pathlib import Path
 
     from perdure.cli.demo_story import Story
-    from perdure.cli.screen import Screen
-    from perdure.cli.terminal import console
+    from perdure.cli.screen import open_screen
 
     with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
-        story = Story(Path(folder), Screen(console(stderr=json), margin=2), by_itself=json)
+        story = Story(Path(folder), open_screen(margin=2, stderr=json), by_itself=json)
         return await story.tell(json=json)

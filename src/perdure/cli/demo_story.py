@@ -26,8 +26,11 @@ from perdure.wiring import Runtime
 
 EXPECTED = ("reserved 7", "charged 7 990 cents", "mailed ann@example.org", "shipped 7")
 INTRODUCTION = (
-    "A clerk bills an order. Its model is [bold]scripted[/], so this runs offline; a real one goes in with"
-    " [cyan]Agent(model=…)[/]. The log, the tools, the SIGKILL and the ledger are real."
+    "A clerk bills an order. Its model is ",
+    ("scripted", "bold"),
+    ", so this runs offline; a real one goes in with ",
+    ("Agent(model=…)", "cyan"),
+    ". The log, the tools, the SIGKILL and the ledger are real.",
 )
 PATIENCE = 45.0
 MOMENT = 0.6
@@ -70,7 +73,7 @@ class Story:
         return FAILED if problems else OK
 
     async def _play(self) -> None:
-        self._screen.say(INTRODUCTION)
+        self._screen.say(*INTRODUCTION)
         first = await self._start("1  The agent works")
         async with Runtime(f"sqlite:{self._folder / 'demo.db'}", engine=None) as runtime:
             session = await self._session(runtime)
@@ -197,7 +200,7 @@ class Story:
     def _show_verdict(self, problems: list[str]) -> None:
         self._screen.say("")
         if problems:
-            self._screen.say("[bold red]The demo failed.[/]")
+            self._screen.say(("The demo failed.", "bold red"))
             for problem in problems:
                 self._screen.line("✗", problem, "red")
             return
@@ -207,7 +210,7 @@ class Story:
         )
 
     def _head(self, text: str, style: str = "bold") -> None:
-        self._screen.say(f"\n[{style}]{text}[/]")
+        self._screen.say("\n", (text, style))
 
     def _note(self, text: str) -> None:
         self._screen.line(" ", text, "magenta")

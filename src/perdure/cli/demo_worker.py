@@ -22,6 +22,7 @@ from perdure.wiring import Runtime
 
 SESSION, KEY, INPUT = "order-7", "bill", "Bill order 7 and tell Ann."
 SLOW, QUICK = 30.0, 0.7
+PATIENCE = 120.0
 
 
 class Ledger:
@@ -94,8 +95,10 @@ async def work(folder: Path) -> None:
     async with Runtime(f"sqlite:{folder / 'demo.db'}", agents=[agent], deps=Ledger(folder / "ledger.jsonl")) as runtime:
         session = await runtime.open(agent, id=SESSION)
         run = await session.start(INPUT, key=KEY)
-        async for _ in run.stream():
-            pass
+        # Nobody decides any more if the demo itself was killed: then this process ends too.
+        async with asyncio.timeout(PATIENCE):
+            async for _ in run.stream():
+                pass
 
 
 if __name__ == "__main__":

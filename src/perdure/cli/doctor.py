@@ -21,8 +21,8 @@ def doctor(store: StoreOption = None, agent: AgentOption = None, json: JsonOptio
 
 async def _doctor(store: str | None, agent: str | None, json: bool) -> int:
     from perdure.cli.checks import check_agent, check_keys, check_store_health, check_versions
-    from perdure.cli.screen import Screen
-    from perdure.cli.terminal import FAILED, OK, console, patience, print_json
+    from perdure.cli.screen import open_screen
+    from perdure.cli.terminal import FAILED, OK, patience, print_json
 
     findings = [*check_versions(), *check_keys()]
     async with patience("reading the store …"):
@@ -30,7 +30,7 @@ async def _doctor(store: str | None, agent: str | None, json: bool) -> int:
     if agent is not None:
         findings += check_agent(agent)
     marks = {"ok": ("✓", "green"), "note": ("•", "yellow"), "wrong": ("✗", "bold red")}
-    screen = Screen(console())
+    screen = open_screen()
     for finding in findings:
         if json:
             print_json(finding)

@@ -6,14 +6,11 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, cast, get_args
 
-from rich.table import Table
-from rich.text import Text
-
-from perdure.cli.remote import beside, find, how_to_decide
-from perdure.cli.screen import Screen
-from perdure.cli.terminal import console, patience, print_json
+from perdure.cli.remote import beside, find, how_to_decide, how_to_resume
+from perdure.cli.screen import Screen, open_screen
+from perdure.cli.terminal import patience, print_json
 from perdure.cli.timeline import MARGIN, Timeline
-from perdure.cli.words import count, shell, show_cost, visible
+from perdure.cli.words import count, show_cost, visible
 from perdure.core.codec import encode_event
 from perdure.core.errors import UsageError
 from perdure.core.views import Status, summarise
@@ -48,29 +45,28 @@ async def list_sessions(
 
 
 def _print_rows(rows: list[SessionRow]) -> None:
-    out = console()
+    screen = open_screen()
     if not rows:
-        out.print("There are no sessions that fit.")
+        screen.say("There are no sessions that fit.")
         return
     cells = [_cells(row) for row in rows]
-    # What does not fit into a narrow terminal is left out from the right; ids stay whole as long as they can.
-    shown = [name for name, needs in COLUMNS.items() if out.width >= needs and any(cell[name].plain for cell in cells)]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in shown:
-        table.add_column(name, overflow="fold", justify="right" if name == "records" else "left")
+    # What does not fit into a narrow terminal is left out from the right.
+    shown = [name for name, needs in COLUMNS.items() if screen.width >= needs and any(cell[name] for cell in cells)]
+    widths = {name: max(len(name), *(len(cell[name]) for cell in cells)) for name in shown}
+    screen.say(("  ".join(f"{name:<{widths[name]}}" for name in shown).rstrip(), "dim"))
     for cell in cells:
-        table.add_row(*(cell[name] for name in shown))
-    out.print(table)
+        style = STATUS_STYLES.get(cell["status"], "")
+        screen.say(*((f"{cell[name]:<{widths[name]}}  ", style if name == "status" else "") for name in shown))
 
 
-def _cells(row: SessionRow) -> dict[str, Text]:
+def _cells(row: SessionRow) -> dict[str, str]:
     return {
-        "session": Text(visible(row.id)),
-        "status": Text(row.status, STATUS_STYLES[row.status]),
-        "agent": Text(visible(row.agent)),
-        "records": Text(f"{row.head:,}"),
-        "changed": Text(f"{datetime.fromtimestamp(row.updated_at):%Y-%m-%d %H:%M}"),
-        "tenant": Text(visible(row.tenant)),
+        "session": visible(row.id),
+        "status": row.status,
+        "agent": visible(row.agent),
+        "records": f"{row.head:,}",
+        "changed": f"{datetime.fromtimestamp(row.updated_at):%Y-%m-%d %H:%M}",
+        "tenant": visible(row.tenant),
     }
 
 
@@ -82,8 +78,8 @@ async def show_session(id: str, store: str | None, tenant: str, *, json: bool) -
             about = {"id": session.id, "uid": session.uid, "agent": session.agent, "tenant": session.tenant}
             print_json({**about, "pending": pending, "records": records})
             return
-        out = console()
-        screen = Screen(out, margin=MARGIN if out.width >= NARROW else 0)
+        screen = open_screen()
+        screen.margin = MARGIN if screen.width >= NARROW else 0
         timeline = Timeline(screen, full=True)
         _show_summary(screen, session)
         async for record in _pages(session):
@@ -95,23 +91,22 @@ async def show_session(id: str, store: str | None, tenant: str, *, json: bool) -
 def _show_summary(screen: Screen, session: Session[Any]) -> None:
     state = session.state
     status = summarise(state).status
-    screen.say(f"[bold]{_plain(session.id)}[/] · agent {_plain(session.agent)} · [{STATUS_STYLES[status]}]{status}[/]")
+    screen.say((visible(session.id), "bold"), f" · agent {visible(session.agent)} · ", (status, STATUS_STYLES[status]))
     spent = [count(state.runs, "run"), count(state.usage.total, "token")]
     spent += [show_cost(state.cost_usd)] if state.cost_usd else []
-    screen.say(" · ".join([*spent, count(state.seq, "record"), f"uid {session.uid}"]), "dim")
+    screen.say((" · ".join([*spent, count(state.seq, "record"), f"uid {session.uid}"]), "dim"))
 
 
 async def _show_next(runtime: Runtime, screen: Screen, session: Session[Any], store: str | None) -> None:
     """What a person may do now."""
     summary = summarise(session.state)
     driver = await runtime.driver_of(session)
-    resume = shell("resume", session.id, agent="FILE.py:NAME", store=store, tenant=session.tenant)
     for item in summary.pending:
         screen.line("‖", how_to_decide(item, store), "yellow")
     if driver:
         screen.line("●", "a process drives it now", "cyan")
     elif summary.runnable:
-        screen.line("●", f"it has work and nobody drives it: {resume}", "bold yellow")
+        screen.line("●", f"it has work and nobody drives it: {how_to_resume(session, store)}", "bold yellow")
 
 
 async def print_records(id: str, after: int, store: str | None, tenant: str, *, json: bool) -> None:
@@ -130,9 +125,3 @@ async def _pages(session: Session[Any], after: int = 0) -> AsyncIterator[Record]
         for record in records:
             yield record
         after = records[-1].seq
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(visible(text))

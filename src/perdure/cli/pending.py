@@ -15,8 +15,8 @@ def pending(store: StoreOption = None, tenant: TenantFilter = None, json: JsonOp
 
 async def _pending(store: str | None, tenant: str | None, json: bool) -> None:
     from perdure.cli.remote import beside, how_to_decide
-    from perdure.cli.screen import Screen
-    from perdure.cli.terminal import console, print_json
+    from perdure.cli.screen import open_screen
+    from perdure.cli.terminal import print_json
     from perdure.cli.words import list_arguments
 
     async with beside(store) as runtime:
@@ -25,7 +25,7 @@ async def _pending(store: str | None, tenant: str | None, json: bool) -> None:
         for item in items:
             print_json(item)
         return
-    screen = Screen(console())
+    screen = open_screen()
     if not items:
         screen.say("Nothing waits for a decision.")
     for item in items:

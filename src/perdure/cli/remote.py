@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
+from perdure.cli.agents import ASSISTANT
 from perdure.cli.answers import who
 from perdure.cli.terminal import patience, print_json, store_url
 from perdure.cli.words import shell
@@ -56,7 +57,7 @@ async def tell(runtime: Runtime, session: Session[Any], what: str, store: str | 
     elif driver:
         print(f"{session.id}: {what} is recorded; the process that drives the session acts on it now.")
     else:
-        command = shell("resume", session.id, agent="FILE.py:NAME", store=store, tenant=session.tenant)
+        command = how_to_resume(session, store)
         print(f"{session.id}: {what} is recorded; nobody drives the session now: {command} goes on with it.")
 
 
@@ -73,8 +74,15 @@ async def _driver(runtime: Runtime, session: Session[Any]) -> str | None:
     return None
 
 
+def how_to_resume(session: Session[Any], store: str | None) -> str:
+    agent = "FILE.py:NAME" if session.agent != ASSISTANT else None
+    return shell("resume", session.id, agent=agent, store=store, tenant=session.tenant)
+
+
 def how_to_decide(pending: Pending, store: str | None) -> str:
     """The commands that answer a suspended call."""
-    first, *others = DECISIONS[pending.kind] or ("deny",)
+    if not DECISIONS[pending.kind]:
+        return "it waits for a session of its own; decide what that one waits for"
+    first, *others = DECISIONS[pending.kind]
     value = "…" if first == "answer" else None
     return f"{shell('decide', pending.id, first, value=value, store=store)}   (or {', '.join(others)})"

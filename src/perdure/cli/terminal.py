@@ -8,19 +8,15 @@ import sys
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from perdure.core.errors import PerdureError, UsageError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 T = TypeVar("T")
 
 OK, FAILED, WRONG_USE, WAITING = 0, 1, 2, 3
-PIPE_WIDTH = 100_000
 PATIENCE = 0.5
 
 StoreOption = Annotated[
@@ -61,25 +57,18 @@ def store_url(given: str | None, *, must_exist: bool = False) -> str:
     return url
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Colour and line breaks only where a person reads: a pipe gets whole lines."""
-    from perdure.cli.screen import QuietConsole
-
-    stream = sys.stderr if stderr else sys.stdout
-    is_piped = not stream.isatty() and "COLUMNS" not in os.environ
-    return QuietConsole(stderr=stderr, highlight=False, width=PIPE_WIDTH if is_piped else None)
-
-
 @asynccontextmanager
 async def patience(what: str) -> AsyncGenerator[None]:
     """Says what is being waited for, if it takes longer than a moment."""
-    status = console(stderr=True).status(what)
-    timer = asyncio.get_running_loop().call_later(PATIENCE, status.start)
+    from perdure.cli.screen import open_screen
+
+    screen = open_screen(stderr=True)
+    timer = asyncio.get_running_loop().call_later(PATIENCE, screen.begin, "wait", what)
     try:
         yield
     finally:
         timer.cancel()
-        status.stop()
+        screen.close()
 
 
 def fail(message: str, code: int = WRONG_USE) -> NoReturn:

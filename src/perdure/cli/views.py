@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from perdure.cli.driving import Given
 from perdure.cli.remote import how_to_decide
-from perdure.cli.screen import Screen
-from perdure.cli.terminal import console, print_json
+from perdure.cli.screen import open_screen
+from perdure.cli.terminal import print_json
 from perdure.cli.timeline import Timeline
 from perdure.cli.words import count
 from perdure.core.deltas import Delta
@@ -39,7 +39,7 @@ class PersonView:
 
     def __init__(self, given: Given, *, echo: bool = True, known: int = 0) -> None:
         self._given = given
-        self._screen = Screen(console())
+        self._screen = open_screen()
         self._timeline = Timeline(self._screen, echo=echo, known=known)
 
     def show(self, item: Record | Delta) -> None:

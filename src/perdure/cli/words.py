@@ -13,6 +13,9 @@ from perdure.core.messages import JSON, Media, Part, Text
 # Controls (an escape sequence could rewrite what was shown) and marks that turn the reading direction around.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+Styled = str | tuple[str, str]
+"""Words of our own, perhaps with a style."""
+
 
 def visible(text: str) -> str:
     """The text with its control characters written out."""

@@ -135,7 +135,7 @@ class Driver:
         starts: list[Flight] = []
         if not self._leaving:
             self._add_due(change)
-            self._ask_rules(change, starts)
+        self._ask_rules(change, starts)
         return change, starts
 
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
@@ -144,7 +144,9 @@ class Driver:
         while grew:
             grew = False
             for action in next_actions(change.after):
-                grew |= self._take(action, change, starts, checking)
+                # Who leaves takes no new work; an end that somebody asks for, or that is due, is none.
+                if not self._leaving or isinstance(action, AppendEvents | AbortModel | AbortCall):
+                    grew |= self._take(action, change, starts, checking)
 
     def _take(self, action: Action, change: Change, starts: list[Flight], checking: set[int]) -> bool:
         """Does what can be done at once and prepares the rest; True if the change grew."""

@@ -256,8 +256,8 @@ class Host:
                 break
             except Refused:
                 await log.refresh()
-                # If its work is done, whoever drove it lets go of it at this very moment.
-                if summarise(log.state).status != "idle" or not tries_left:
+                # If it has nothing to do, whoever drove it lets go of it at this very moment.
+                if summarise(log.state).status == "running" or not tries_left:
                     raise
                 await asyncio.sleep(0.01)
         log.close()

@@ -221,9 +221,17 @@ def _ask(predicate: Predicate, view: CallView) -> _Answer | Awaitable[bool]:
     return _late() if monotonic() - started > PATIENCE else holds
 
 
+async def _contained(answer: Awaitable[bool]) -> bool:
+    """A SystemExit that got out of a task would end the program and all its sessions."""
+    try:
+        return await answer
+    except SystemExit as error:
+        raise RuntimeError(f"it wanted to end the program ({error})") from error
+
+
 async def _await_answer(answer: Awaitable[bool]) -> _Answer:
     """Leaves a predicate behind that neither answers nor lets itself be cancelled."""
-    task = asyncio.ensure_future(answer)
+    task = asyncio.ensure_future(_contained(answer))
     try:
         done, _ = await asyncio.wait((task,), timeout=PATIENCE)
     except asyncio.CancelledError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -31,8 +30,6 @@ from perdure.runtime.schema import codec_of
 from perdure.runtime.world import schema_key
 
 Answer = DecisionKind | Decision | None
-START_PATIENCE = 3.0
-
 OnPending = Callable[[Pending], Answer | Awaitable[Answer]]
 
 
@@ -169,11 +166,11 @@ class Session(Generic[OutputT]):
 
     async def stop(self, *, by: str = "") -> None:
         """Graceful: tools in flight finish, the model's stream is broken off."""
-        await self._end(StopRun("stop", by))
+        await self._host.request(self._log, StopRun("stop", by))
 
     async def cancel(self, *, by: str = "") -> None:
         """Force: what does not end within two seconds is left behind, and the log says so."""
-        await self._end(StopRun("cancel", by))
+        await self._host.request(self._log, StopRun("cancel", by))
 
     async def fork(self, *, at: int | None = None, id: str | None = None) -> Session[OutputT]:
         """The same past up to `at` (default: now), its own future."""
@@ -203,18 +200,6 @@ class Session(Generic[OutputT]):
         """What waits for a decision."""
         await self._log.refresh()
         return pending_of(self._log.state)
-
-    async def _end(self, command: StopRun) -> None:
-        """An input that was accepted a moment ago has no run to end yet: its driver is about to start one."""
-        log = self._log
-        log.attach()
-        try:
-            await log.refresh()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(log.until(lambda state: bool(state.run) or not state.queue), START_PATIENCE)
-        finally:
-            log.detach()
-        await self._host.request(log, command)
 
     async def _finish(self, run: Run[OutputT], on_pending: OnPending | None) -> RunResult[OutputT]:
         result = await run

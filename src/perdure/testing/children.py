@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -50,6 +51,8 @@ def fork(folder: Path, work: Callable[[], None]) -> int:
         code = 1
         try:
             os.chdir(folder)
+            # Collecting what the parent made would copy its pages, for nothing.
+            gc.freeze()
             code = _work_in_thread(folder, work)
         finally:
             os._exit(code)
