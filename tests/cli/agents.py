@@ -141,3 +141,13 @@ def next_job(request: ModelRequest) -> Answer:
 
 
 busy = Agent(name="busy", tools=[pay, post], model=ScriptedModel(next_job))
+
+
+def many_jobs_then_mail(request: ModelRequest) -> Answer:
+    done = sum(isinstance(message, AssistantMessage) for message in request.messages)
+    if done > JOBS:
+        return "done"
+    return call("pay", job=done) if done < JOBS else call("mail", to="ann", text="paid")
+
+
+long = Agent(name="long", tools=[pay, mail], model=ScriptedModel(many_jobs_then_mail))

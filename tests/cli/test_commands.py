@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure import Agent, Runtime
+from perdure.testing import ScriptedModel
 from tests.cli.command import PERDURE, TIMEOUT, Command, agent, in_order
 
 COMMANDS = [
@@ -153,6 +156,32 @@ def test_a_run_goes_on_after_its_limit(perdure: Command) -> None:
     assert "● completed" in perdure("resume", "s", *agent("limited"))
     refused = perdure.call("resume", "s", *agent("limited"), code=2).stderr
     assert refused.startswith("perdure: Session 's' has nothing to resume: its last run is completed;")
+
+
+def test_resume_shows_the_end_of_a_long_past(perdure: Command) -> None:
+    perdure("run", "Work", *agent("long"), "--session", "s", code=3)
+    shown = perdure("resume", "s", *agent("long"), "--yes")
+    in_order(
+        shown,
+        "records came before; perdure sessions show s has them",
+        "pay(job=11)",
+        "→ sent",
+        "● completed · 14 turns",
+    )
+    assert "pay(job=1)" not in shown
+
+
+def test_an_input_that_nobody_began_is_resumed(perdure: Command) -> None:
+    """As after a kill between the input's commit and the run's first."""
+
+    async def send() -> None:
+        async with Runtime(f"sqlite:{perdure.folder / 'x.db'}", engine=None) as runtime:
+            session = await runtime.open(Agent(name="greeter", model=ScriptedModel(["unused"])), id="s")
+            await session.start("hello")
+
+    asyncio.run(send())
+    shown = perdure("resume", "s", *agent("greeter"), "--store", "sqlite:x.db")
+    in_order(shown, "▸ hello", "**Hello** there.", "● completed")
 
 
 def test_stop_and_cancel_from_another_terminal(perdure: Command) -> None:

@@ -100,5 +100,6 @@ def test_interrupted_it_leaves_no_process_behind(perdure: Command) -> None:
 
 
 def test_make_demo_runs_it() -> None:
-    recipe = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    make = ["make", "--no-print-directory", "-n", "demo"]
+    recipe = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert recipe.splitlines()[-1] == ".venv/bin/perdure demo"

@@ -39,21 +39,23 @@ async def test_sampled_visits(first: int, arena: Path, record_property: Record) 
     await _visit(range(1000 + first, 1000 + first + 5), arena, record_property)
 
 
+@tool(effect="read")
+async def hold(ctx: ToolContext[asyncio.Event, object]) -> str:
+    """Goes on until it is cancelled; the deps are told when it starts."""
+    ctx.deps.set()
+    await ctx.wait_cancelled()
+    return "held"
+
+
+def make_holder() -> Agent:
+    return Agent(name="a", model=ScriptedModel([[call("hold")]] * 2), tools=[hold])
+
+
 async def test_a_cancel_that_comes_while_the_driver_leaves_is_obeyed() -> None:
     """Otherwise it would have to wait for the driver's grace, and then for another process."""
-    started = asyncio.Event()
-
-    @tool(effect="read")
-    async def hold(ctx: ToolContext) -> str:
-        """Goes on until it is cancelled."""
-        started.set()
-        await ctx.wait_cancelled()
-        return "held"
-
-    agent = Agent(name="a", model=ScriptedModel([[call("hold")], "Done."]), tools=[hold])
-    store = MemoryStore()
+    agent, store, started = make_holder(), MemoryStore(), asyncio.Event()
     await store.open()
-    driver = Runtime(store, agents=[agent], grace=60)
+    driver = Runtime(store, agents=[agent], deps=started, grace=60)
     async with Runtime(store, agents=[agent], engine=None) as visitor, driver:
         await (await driver.open(agent, id="s")).start("go")
         await asyncio.wait_for(started.wait(), 10)
@@ -64,3 +66,21 @@ async def test_a_cancel_that_comes_while_the_driver_leaves_is_obeyed() -> None:
         await asyncio.wait_for(leaving, 20)
         await session.history()
         assert [run.reason for run in session.state.ended] == ["cancelled"]
+
+
+async def test_a_cancel_is_not_lost_on_a_visitor_who_saw_the_run_before() -> None:
+    """In its eyes the session is being cancelled already; but that was another run."""
+    agent, store, started = make_holder(), MemoryStore(), asyncio.Event()
+    await store.open()
+    async with (
+        Runtime(store, agents=[agent], engine=None) as visitor,
+        Runtime(store, agents=[agent], deps=started) as driver,
+    ):
+        session = await driver.open(agent, id="s")
+        visited = await visitor.session("s")
+        for text in ("one", "two"):
+            started.clear()
+            run = await session.start(text)
+            await asyncio.wait_for(started.wait(), 10)
+            await visited.cancel()
+            assert (await asyncio.wait_for(run, 10)).reason == "cancelled"

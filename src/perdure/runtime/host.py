@@ -166,7 +166,11 @@ class Host:
                     raise
                 continue
             if not events:
-                return ()
+                # What this process saw last may be old: whether there is nothing to do, only the log can say.
+                await log.refresh()
+                if log.state is state:
+                    return ()
+                continue
             change = Change(state)
             change.add(map(as_kept, events))
             try:
