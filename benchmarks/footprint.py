@@ -17,10 +17,18 @@ from benchmarks.turns import LoopModel, agent_for
 from perdure import Runtime
 
 IMPORT = """
-import resource, time
+import time
 started = time.process_time()
 import perdure
-print(time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+spent = time.process_time() - started
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(spent, int(peak.split()[1]) / 1024)
+"""
+
+IDLE = """
+import asyncio, sys
+from benchmarks.footprint import idle_sessions
+print(asyncio.run(idle_sessions(sys.argv[1], 1000)))
 """
 
 
@@ -29,12 +37,15 @@ def resident_mb() -> float:
     return pages * 4096 / 1e6
 
 
+def in_new_process(code: str, *arguments: str) -> str:
+    """What the code prints; memory that this process has used before would hide what it takes."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def import_cost() -> tuple[float, float]:
     """CPU seconds and megabytes of `import perdure` in a new process, the best of five."""
-    runs = [
-        subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True).stdout
-        for _ in range(5)
-    ]
+    runs = [in_new_process(IMPORT) for _ in range(5)]
     seconds, megabytes = zip(*(map(float, run.split()) for run in runs), strict=True)
     return min(seconds), min(megabytes)
 
@@ -77,7 +88,7 @@ async def main() -> None:
     print(f"import perdure        {seconds:.3f} s CPU, {megabytes:.0f} MB (limits 0.15, 30)")
     with tempfile.TemporaryDirectory() as folder:
         for name, url in (("memory", "memory:"), ("sqlite", f"sqlite:{folder}/idle.db")):
-            print(f"1,000 idle, {name:9} {await idle_sessions(url, 1000):.1f} MB (limit 30)")
+            print(f"1,000 idle, {name:9} {float(in_new_process(IDLE, url)):.1f} MB (limit 30)")
         cost = await resume_cost(Path(folder), 400)
         print(f"resume 400 turns + 1  {cost * 1e3:.1f} ms CPU (limit 20)")
 

@@ -13,7 +13,16 @@ PERDURE = str(Path(sys.executable).parent / "perdure")
 AGENTS = str(Path(__file__).parent / "agents.py")
 MANY = str(Path(__file__).parent / "many.py")
 TIMEOUT = 60
-FOREIGN = ("PERDURE_STORE", "PERDURE_MODEL", "PERDURE_DEBUG", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+FOREIGN = (
+    "PYTHONUNBUFFERED",
+    "PERDURE_STORE",
+    "PERDURE_MODEL",
+    "PERDURE_DEBUG",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "COLUMNS",
+    "LINES",
+)
 
 
 class Command:
