@@ -14,6 +14,7 @@ AGENTS = str(Path(__file__).parent / "agents.py")
 MANY = str(Path(__file__).parent / "many.py")
 TIMEOUT = 60
 FOREIGN = (
+    "PYTHONDONTWRITEBYTECODE",
     "PYTHONUNBUFFERED",
     "PERDURE_STORE",
     "PERDURE_MODEL",

@@ -103,6 +103,15 @@ def test_the_same_key_is_the_same_run(perdure: Command) -> None:
     assert perdure.ledger() == ["charge 7 990", "mail ann@example.org 60"]
 
 
+def test_the_same_key_goes_on_with_what_a_dead_process_left(perdure: Command) -> None:
+    command = ("run", "wait", *agent("slow"), "--session", "s", "--key", "k")
+    for times in (1, 2):
+        killed = perdure.start(*command)
+        until(lambda: perdure.ledger().count("wait") == times)  # noqa: B023 - called before times changes
+        killed.kill()
+        killed.communicate()
+
+
 def test_flags_answer_approvals(perdure: Command) -> None:
     assert "▹ approved" in perdure("run", "Bill", *agent("clerk"), "--yes")
     denied = perdure("run", "Bill", *agent("clerk"), "--no")

@@ -57,6 +57,7 @@ def test_it_tells_the_story_without_a_terminal(perdure: Command) -> None:
         *(f"✓ once  {what}" for what in EXPECTED),
         "Nothing was done twice, nothing was lost.",
     )
+    assert "[/" not in shown, "markup is for terminals"
     assert not list(perdure.folder.glob("perdure-demo-*")), "it cleans up"
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from perdure.cli.answers import Answer, Interrupted
-from perdure.cli.terminal import FAILED, OK, WAITING, fail
+from perdure.cli.terminal import FAILED, OK, WAITING, abandon_output, fail
 from perdure.cli.views import View
 from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict, PerdureError, StoreError
@@ -43,6 +43,7 @@ async def attend(session: Session[Any], run: Run[Any], view: View, answer: Answe
     except StoreError as error:
         fail(str(error), FAILED)
     except BrokenPipeError:
+        abandon_output()
         return exit_code(await run)
     finally:
         interrupts.close()
@@ -144,8 +145,8 @@ class Shown:
                     self._seq = item.seq
                     self._moved.set()
         except BrokenPipeError:
-            # The reader has gone; the run goes on all the same, and the exit code tells how it went.
-            pass
+            # The run goes on all the same, and the exit code tells how it went.
+            abandon_output()
         finally:
             self._seq = self._session.state.seq
             self._moved.set()

@@ -204,10 +204,9 @@ class Story:
             for problem in problems:
                 self._screen.line("✗", problem, "red")
             return
-        self._screen.say("[bold green]Nothing was done twice, nothing was lost.[/]")
-        self._screen.say(
-            f"{len(self._records)} records tell all of it. Next: [cyan]perdure run --help[/], and README.md."
-        )
+        self._screen.say(("Nothing was done twice, nothing was lost.", "bold green"))
+        told = f"{len(self._records)} records tell all of it. Next: "
+        self._screen.say(told, ("perdure run --help", "cyan"), ", and README.md.")
 
     def _head(self, text: str, style: str = "bold") -> None:
         self._screen.say("\n", (text, style))

@@ -92,9 +92,13 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     except KeyboardInterrupt:
         fail("interrupted.", FAILED)
     except BrokenPipeError:
-        # The reader has gone and has what it wanted; flushing again at exit would only make noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_output()
         raise typer.Exit(OK) from None
+
+
+def abandon_output() -> None:
+    """The reader has gone and has what it wanted; what is still buffered would only make noise at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.__stdout__ or sys.stdout).fileno())
 
 
 def print_json(value: object) -> None:
