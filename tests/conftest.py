@@ -1,4 +1,4 @@
-"""What tests recorded as figures with `record_property("figure: …", n)`, added up at the end of the report."""
+"""Which tests `make check` leaves out, and what tests recorded as figures with `record_property("figure: …", n)`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections import Counter
 import pytest
 
 PREFIX = "figure: "
+SLOW_FILES = ("test_docs.py", "test_sqlite_processes.py", "test_user_sweep.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start whole processes again and again are for `make test`."""
+    for item in items:
+        if item.path.parent.name == "cli" or item.path.name in SLOW_FILES:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import apsw
 import pytest
 
 from perdure import Agent, Runtime
@@ -324,17 +325,19 @@ def test_doctor_finds_what_is_wrong(perdure: Command) -> None:
     in_order(healthy, "tools without a declared effect: undeclared")
     assert "sk-secret" not in healthy
     assert {finding["level"] for finding in perdure.objects("doctor")} == {"ok"}
-    _damage(perdure.folder / "data" / "perdure" / "perdure.db")
-    assert "✗ session s: " in perdure("doctor", code=1)
+    perdure("run", "hello", *agent("greeter"), "--session", "t")
+    _lose_records(perdure.folder / "data" / "perdure" / "perdure.db")
+    sick = perdure("doctor", code=1)
+    in_order(sick, "✗ session t: Record 7 of", "Restore it from a backup, or delete it.", "✗ session s: Record 3 of")
 
 
-def _damage(path: Path) -> None:
-    import apsw
-
+def _lose_records(path: Path) -> None:
+    """One in the middle, which a reader stumbles over, and one at the end, which nobody misses."""
     connection = apsw.Connection(str(path))
-    tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-    assert "records" in tables, tables
-    connection.execute("DELETE FROM records WHERE seq = 3")
+    for name, seq in (("s", 3), ("t", 7)):
+        lost = "DELETE FROM records WHERE seq = ? AND no = (SELECT no FROM sessions WHERE id = ?)"
+        connection.execute(lost, (seq, name))
+        assert connection.changes() == 1
     connection.close()
 
 

@@ -179,9 +179,10 @@ def test_a_run_goes_on_when_its_reader_has_gone(perdure: Command) -> None:
     """And the exit code tells how it went."""
     assert pipe_to_nobody(perdure, "run", "Bill", *agent("clerk"), "--session", "a", "--yes") == (0, "")
     assert pipe_to_nobody(perdure, "run", "Bill", *agent("clerk"), "--session", "b") == (3, "")
+    assert pipe_to_nobody(perdure, "run", "hello", *agent("broken"), "--session", "x") == (1, "")
     code, said = pipe_to_nobody(perdure, "run", "Bill", *agent("clerk"), "--session", "c", "--yes", "--json")
     assert (code, said) == (0, "a tool prints\n")
-    assert [row["status"] for row in perdure.objects("sessions", "list")] == ["idle", "waiting", "idle"]
+    assert [row["status"] for row in perdure.objects("sessions", "list")] == ["idle", "idle", "waiting", "idle"]
 
 
 def pipe_to_nobody(perdure: Command, *words: str) -> tuple[int, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from perdure.cli.canvas import SPINNER
 from tests.cli.command import Command, agent, in_order
 from tests.cli.emulator import Terminal
 
@@ -63,7 +64,7 @@ def test_demo(terminal: Open, columns: int) -> None:
     shown = screen.text()
     in_order(shown, "▹ approved · ship(", "Order 7 is billed", "● completed · 4 turns", "4  The ledger")
     assert shown.count("✓ once  ") == 4
-    in_order(shown, "Nothing was done twice, nothing was lost.")
+    in_order(shown, "\nNothing was done twice, nothing was lost.\n34 records tell all of it. Next: perdure run --help,")
 
 
 @WIDTHS
@@ -189,7 +190,9 @@ def test_what_a_model_writes_cannot_move_the_cursor(perdure: Command, terminal: 
 
 def test_progress_is_shown_while_it_lasts(terminal: Open, perdure: Command) -> None:
     screen = terminal("run", "wait", *agent("slow"), "--session", "s")
-    screen.wait_for(lambda shown: "wait(seconds=30) · 1." in shown, "a call with its age")
+    shown = screen.wait_for(lambda shown: "wait(seconds=30) · 1." in shown, "a call with its age")
+    (row,) = (row for row in shown.splitlines() if row and row[0] in SPINNER)
+    assert "wait(seconds=30)" in row, "what has ended is gone"
     perdure("cancel", "s")
     assert screen.end() == 1
     assert "wait(seconds=30) · 1." not in screen.text()

@@ -57,8 +57,11 @@ class SlowReads(MemoryStore):
 
 class FailingReads(MemoryStore):
     is_out = False
+    pause: asyncio.Event | None = None
 
     async def read(self, session: str, *, after: int = 0, limit: int | None = None) -> list[Record]:
+        if self.pause is not None:
+            await self.pause.wait()
         if self.is_out:
             raise StoreError("out of order")
         return await super().read(session, after=after, limit=limit)
@@ -92,6 +95,27 @@ async def test_news_that_come_during_a_refresh_are_heard() -> None:
     store.gate.set()
     await looking
     await asyncio.wait_for(here.until(lambda state: state.seq == elsewhere.state.seq), 5)
+
+
+async def test_news_that_come_during_a_failing_refresh_are_heard() -> None:
+    store, clock = FailingReads(), ManualClock()
+    await store.open()
+    uid = await _open_session(store)
+    here, elsewhere = (SessionLog(uid, store, clock) for _ in range(2))
+    await here.load()
+    await elsewhere.load()
+    here.attach()
+    store.is_out, store.pause = True, asyncio.Event()
+    looking = asyncio.create_task(here.refresh())
+    await asyncio.sleep(0)
+    await _note(elsewhere)
+    await asyncio.sleep(0)
+    store.pause.set()
+    with pytest.raises(StoreError):
+        await looking
+    store.is_out = False
+    await clock.advance(2)
+    assert here.state.seq == elsewhere.state.seq
 
 
 async def test_news_survive_an_outage() -> None:

@@ -77,34 +77,38 @@ class SessionLog:
             raise NotFound(f"There is no session {self.uid}.")
 
     async def refresh(self) -> None:
-        async with self._lock:
-            await self._catch_up()
-        self._heed_hint()
+        try:
+            async with self._lock:
+                await self._catch_up()
+        finally:
+            self._heed_hint()
 
     async def append(self, change: Change, *, epoch: int | None = None, opening: Opening | None = None) -> None:
         """Commits the change durably, then shows it to whoever watches."""
-        async with self._lock:
-            if change.before is not self.state:
-                raise Conflict("The session has moved on; look again.")
-            # Stores keep microseconds: what is shown live must equal what is read later.
-            at = round(self._clock.now(), 6)
-            entries = tuple(
-                Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)
-            )
-            answered = any(isinstance(event, ModelResponded | ModelFailed) for event in change.events)
-            await self._store.append(
-                Batch(
-                    self.uid,
-                    change.before.seq,
-                    entries,
-                    summarise(change.after),
-                    epoch=epoch,
-                    opening=opening,
-                    drops_draft=answered,
+        try:
+            async with self._lock:
+                if change.before is not self.state:
+                    raise Conflict("The session has moved on; look again.")
+                # Stores keep microseconds: what is shown live must equal what is read later.
+                at = round(self._clock.now(), 6)
+                entries = tuple(
+                    Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)
                 )
-            )
-            self._apply(change, at)
-        self._heed_hint()
+                answered = any(isinstance(event, ModelResponded | ModelFailed) for event in change.events)
+                await self._store.append(
+                    Batch(
+                        self.uid,
+                        change.before.seq,
+                        entries,
+                        summarise(change.after),
+                        epoch=epoch,
+                        opening=opening,
+                        drops_draft=answered,
+                    )
+                )
+                self._apply(change, at)
+        finally:
+            self._heed_hint()
 
     def until(self, predicate: Callable[[SessionState], bool]) -> asyncio.Future[None]:
         """Done as soon as the committed state satisfies the predicate."""
@@ -143,6 +147,7 @@ class SessionLog:
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
+        self._hint = 0
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.fail(Refused("The Runtime was closed while this was awaited; open it again and ask for the same key."))
