@@ -19,6 +19,7 @@ SURFACE = [
     "Decision",
     "DeltasDropped",
     "Document",
+    "Guards",
     "Image",
     "Limits",
     "ModelError",

@@ -12,7 +12,7 @@ from perdure.core.errors import (
     ToolError,
     UsageError,
 )
-from perdure.core.specs import Limits, ModelSettings
+from perdure.core.specs import Guards, Limits, ModelSettings
 from perdure.core.views import Pending
 from perdure.ports import Record
 from perdure.runtime.agent import Agent
@@ -31,6 +31,7 @@ __all__ = [
     "Decision",
     "DeltasDropped",
     "Document",
+    "Guards",
     "Image",
     "Limits",
     "ModelError",

@@ -79,10 +79,6 @@ class Driving:
 
     async def go_on(self, session: Session[Any]) -> Run[Any]:
         """The open run, the input that waits to become one, or a new run that continues the last."""
-        state = session.state
-        if state.run is None and state.queue:
-            self._engine.submit(session.uid)
-            return Run(session._host, session._log, state.queue[0].input)  # pyright: ignore[reportPrivateUsage] - Session.go_on refuses a session that died before its run began
         try:
             return await session.go_on()
         except Refused:

@@ -130,9 +130,11 @@ class Session(Generic[OutputT]):
         self._host.require_driver(self._log)
         await self._log.refresh()
         state = self._log.state
-        if state.run is not None:
+        if state.run is not None or state.queue:
+            # An input that nobody has started yet is a run to be.
             self._host.submit(self.uid)
-            return Run(self._host, self._log, state.run.inputs[0])
+            first = state.run.inputs[0] if state.run else state.queue[0].input
+            return Run(self._host, self._log, first)
         before = state.seq
         command = ContinueRun(self._overrides(model, limits, settings, None))
         events = await self._host.request(self._log, command)
