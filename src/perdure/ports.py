@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -167,8 +167,15 @@ class Store(Protocol):
     async def read_draft(self, session: str) -> Sequence[bytes]: ...
 
 
+LoadArtifact: TypeAlias = Callable[[str], Awaitable[bytes]]
+
+
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One question to a model. `messages` is a view that grows with the session: read it, never copy it per turn."""
+    """One question to a model. `messages` is a view that grows with the session: read it, never copy it per turn.
+
+    `prefix` is the beginning of the answer, to be continued. `cache_key` is the same for requests that share a
+    beginning. `load` fetches the bytes of an artifact.
+    """
 
     model: str
     instructions: str
@@ -176,14 +183,34 @@ class ModelRequest(msgspec.Struct, frozen=True):
     tools: tuple[ToolSpec, ...] = ()
     settings: ModelSettings = ModelSettings()
     output: JSON = None
+    prefix: tuple[AnswerPart, ...] = ()
+    cache_key: str = ""
+    load: LoadArtifact | None = None
 
 
 class ModelResponse(msgspec.Struct, frozen=True):
-    """The end of a stream: the whole answer. Calls are numbered by the runtime."""
+    """The end of a stream: the whole answer, without the request's prefix. Calls are numbered by the runtime.
+
+    `notes` say what was odd and did no harm.
+    """
 
     parts: tuple[AnswerPart, ...]
     stop: StopReason = "end"
     usage: Usage | None = None
+    notes: tuple[str, ...] = ()
+
+
+class ModelTraits(msgspec.Struct, frozen=True):
+    """What a model may tell of itself.
+
+    `provider`: whose signatures and extras it understands. `quota`: equal for all models that share a rate limit.
+    `continues`: it goes on from the prefix of an answer. `window`: how many tokens it reads and writes at most.
+    """
+
+    provider: str = ""
+    quota: str = ""
+    continues: bool = False
+    window: int | None = None
 
 
 class Model(Protocol):
@@ -197,6 +224,21 @@ class Model(Protocol):
     def cost(self, usage: Usage) -> float | None:
         """US dollars, or None where the price is unknown."""
         ...
+
+
+@runtime_checkable
+class Traited(Protocol):
+    """A model that tells its traits."""
+
+    @property
+    def traits(self) -> ModelTraits: ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A model that holds connections or processes; the Runtime closes it, and it opens again when it is asked."""
+
+    async def close(self) -> None: ...
 
 
 class Timer(Protocol):

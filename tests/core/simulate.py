@@ -21,7 +21,7 @@ from perdure.core.actions import (
     SuspendCall,
 )
 from perdure.core.codec import decode_event, digest_of, encode_event
-from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
+from perdure.core.commands import ChangeSettings, Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import (
     AgentPinned,
@@ -259,8 +259,10 @@ class Simulation:
             return self._any_decision()
         if dice < 0.80:
             return StopRun(self.random.choice(("stop", "cancel", "seconds")), by="ops")
-        if dice < 0.92:
+        if dice < 0.90:
             return ExpireCalls(self.now)
+        if dice < 0.94:
+            return ChangeSettings(self.random.choice(("", "openai:a", "anthropic:b")))
         return ContinueRun(Overrides(limits=self._any_limits()))
 
     def _any_input(self) -> SendInput:

@@ -43,6 +43,7 @@ _known: dict[Any, st.SearchStrategy[Any]] = {
     type(None): st.none(),
     Any: JSON_VALUE,
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=2),
+    dict[str, Any]: st.dictionaries(TEXT, JSON_VALUE, max_size=2),
 }
 
 

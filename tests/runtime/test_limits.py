@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Limits, Refused, Runtime, Session, UsageError, tool
 from perdure.core.messages import Usage
-from perdure.events import CallStarted, InputAccepted, ModelCalled, ModelResponded, RunEnded, RunStarted
+from perdure.events import CallStarted, InputAccepted, ModelCalled, ModelResponded, Noted, RunEnded, RunStarted
 from perdure.ports import ModelRequest, Store
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
 from tests.runtime.scenes import crashing, events, kinds, said, seen, soon, told, turned
@@ -168,8 +168,11 @@ async def test_what_money_cannot_pay_is_not_asked(memory: Store) -> None:
 async def test_a_model_without_a_price_is_not_limited_by_money(memory: Store) -> None:
     agent = busy(Limits(cost_usd=0.01), model=ScriptedModel(["Done."]))
     async with Runtime(memory, agents=[agent]) as runtime:
-        result = await soon((await runtime.open(agent)).run("go"))
-        assert (result.output, result.cost_usd) == ("Done.", 0.0)
+        session = await runtime.open(agent)
+        result = await soon(session.run("go"))
+        assert (result.output, result.cost_usd) == ("Done.", None)
+        (note,) = await events(session, Noted)
+        assert (note.kind, note.data) == ("price_unknown", {"model": "scripted", "limit": 0.01}), "and the log says so"
 
 
 async def test_what_a_dead_process_had_reserved_counts_as_spent(store: str | Store) -> None:

@@ -34,7 +34,14 @@ async def test_a_model_is_asked_again_after_the_time_it_named(store: str | Store
         run = await session.start("go")
         note = await seen(session, Noted)
         assert note.kind == "model_attempt"
-        assert note.data == {"turn": 1, "model": "scripted", "attempt": 1, "kind": "rate_limited", "wait": 30}
+        assert 30 <= note.data.pop("wait") <= 31
+        assert note.data == {
+            "turn": 1,
+            "model": "scripted",
+            "attempt": 1,
+            "kind": "rate_limited",
+            "detail": "rate limited",
+        }
         assert len(model.requests) == 1
         await clock.advance(29)
         assert len(model.requests) == 1, "not before its time"
@@ -120,7 +127,7 @@ async def test_a_fallback_answers_when_the_first_model_will_not(store: str | Sto
     def down(_: object) -> Reply:
         return Reply("half an ans", cut_after=1)
 
-    first = ScriptedModel(down, name="first")
+    first = ScriptedModel(down, name="first", cost=lambda _: 0.25)
     second = ScriptedModel(["From the second."], name="second", cost=lambda _: 0.5)
     agent = Agent(name="clerk", model=[first, second])
     async with Runtime(store, agents=[agent], clock=clock) as runtime:
@@ -130,9 +137,11 @@ async def test_a_fallback_answers_when_the_first_model_will_not(store: str | Sto
         reading = collect(run.stream(), items)
         await turned(clock, lambda: reading.done())
         result = await run
-        assert (result.output, result.cost_usd) == ("From the second.", 0.5)
+        assert (result.output, result.cost_usd) == ("From the second.", 1.5), "what had begun to answer is paid for"
         (responded,) = await events(session, ModelResponded)
         assert responded.model == "second"
+        assert responded.wasted.estimated
+        assert result.usage.total == responded.usage.total + responded.wasted.total
         discarded = [item for item in items if isinstance(item, AttemptDiscarded)]
         assert len(discarded) == len(first.requests) == 4, "every attempt that showed something is discarded"
     assert [request.model for request in second.requests] == ["second"]

@@ -213,7 +213,7 @@ async def test_overrides_hold_for_one_run(store: str | Store) -> None:
         assert (await session.run("two", settings=ModelSettings(seed=7))).output == "Own."
         assert (own.requests[0].settings, own.requests[1].settings) == (
             ModelSettings(temperature=0.5),
-            ModelSettings(seed=7),
+            ModelSettings(temperature=0.5, seed=7),
         )
         mixed = ScriptedModel(lambda _: "Other.", name="other")
         assert (await session.run("three", model=mixed)).output == "Other."

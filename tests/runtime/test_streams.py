@@ -64,7 +64,9 @@ async def test_a_run_streams_its_records_and_deltas_in_order(store: str | Store)
             "Let me",
             " look.",
             "hmm",
+            "PartClosed",
             "CallDelta",
+            "PartClosed",
             "ModelResponded",
             "CallChecked",
             "CallStarted",
@@ -77,7 +79,7 @@ async def test_a_run_streams_its_records_and_deltas_in_order(store: str | Store)
             "RunEnded",
         ]
         assert isinstance(items[5], ThinkingDelta)
-        assert items[6] == CallDelta(0, "look", '{"what":"it"}')
+        assert items[7] == CallDelta(0, "look", '{"what":"it"}')
         records = [item for item in items if isinstance(item, Record)]
         assert records == [
             record for record in await session.records() if record.run == 1 or isinstance(record.event, InputAccepted)

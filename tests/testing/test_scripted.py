@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure.core.deltas import CallDelta, TextDelta, ThinkingDelta
+from perdure.core.deltas import CallDelta, PartClosed, TextDelta, ThinkingDelta
 from perdure.core.errors import ModelError, UsageError
 from perdure.core.messages import (
     AssistantMessage,
@@ -63,8 +63,9 @@ async def test_text_is_one_delta_and_a_response() -> None:
 async def test_a_call_has_canonical_arguments() -> None:
     pieces = await ask(ScriptedModel([call("charge", order="7", cents=990)]))
     arguments = '{"cents":990,"order":"7"}'
-    expected = ModelResponse((ToolCall(0, "charge", arguments),), "calls", Usage(10, 5))
-    assert pieces == [CallDelta(0, "charge", arguments), expected]
+    written = ToolCall(0, "charge", arguments)
+    expected = ModelResponse((written,), "calls", Usage(10, 5))
+    assert pieces == [CallDelta(0, "charge", arguments), PartClosed(written), expected]
 
 
 def test_a_call_may_have_an_argument_called_name() -> None:
@@ -74,7 +75,15 @@ def test_a_call_may_have_an_argument_called_name() -> None:
 async def test_a_list_mixes_thinking_text_and_calls() -> None:
     script = [[Thinking("hm", "sig"), "I will.", call("a"), call("b")]]
     *pieces, response = await ask(ScriptedModel(script))
-    assert pieces == [ThinkingDelta("hm"), TextDelta("I will."), CallDelta(0, "a", "{}"), CallDelta(1, "b", "{}")]
+    assert pieces == [
+        ThinkingDelta("hm"),
+        PartClosed(Thinking("hm", "sig")),
+        TextDelta("I will."),
+        CallDelta(0, "a", "{}"),
+        PartClosed(ToolCall(0, "a", "{}")),
+        CallDelta(1, "b", "{}"),
+        PartClosed(ToolCall(0, "b", "{}")),
+    ]
     assert response.parts == (
         Thinking("hm", "sig"), Text("I will."), ToolCall(0, "a", "{}"), ToolCall(0, "b", "{}"),
     )  # fmt: skip
@@ -100,7 +109,7 @@ async def test_what_a_reply_says_about_itself() -> None:
 
 async def test_text_comes_in_chunks() -> None:
     *pieces, response = await ask(ScriptedModel([Reply("abcde", call("a"), chunk=2)]))
-    assert pieces == [TextDelta("ab"), TextDelta("cd"), TextDelta("e"), CallDelta(0, "a", "{}")]
+    assert pieces[:4] == [TextDelta("ab"), TextDelta("cd"), TextDelta("e"), CallDelta(0, "a", "{}")]
     assert response.parts[0] == Text("abcde")
 
 

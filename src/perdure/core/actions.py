@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from perdure.core.events import Event, PauseKind
 from perdure.core.messages import Plain
+from perdure.core.specs import ModelSettings
 
 
 class AppendEvents(Plain, frozen=True):
@@ -21,12 +22,17 @@ class StartRun(Plain, frozen=True):
 
 
 class CallModel(Plain, frozen=True):
-    """One turn's request. `inputs` join the run with it; `final` asks for an answer without tools."""
+    """One turn's request. `inputs` join the run with it; `final` asks for an answer without tools.
+
+    Middleware may set `model` and `settings` for this turn alone.
+    """
 
     turn: int
     attempt: int = 1
     inputs: tuple[int, ...] = ()
     final: bool = False
+    model: str = ""
+    settings: ModelSettings | None = None
 
 
 class CheckCall(Plain, frozen=True):

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from perdure.core.events import DecisionKind
 from perdure.core.messages import JSON, Part, Plain
-from perdure.core.specs import Busy, Overrides
+from perdure.core.specs import Busy, ModelSettings, Overrides
 
 
 class SendInput(Plain, frozen=True):
@@ -44,10 +44,17 @@ class StopRun(Plain, frozen=True):
     by: str = ""
 
 
+class ChangeSettings(Plain, frozen=True):
+    """The session's own model and settings from its next turn on."""
+
+    model: str = ""
+    settings: ModelSettings = ModelSettings()
+
+
 class ExpireCalls(Plain, frozen=True):
     """The clock's word that it is `now`: suspended calls past their time are denied."""
 
     now: float
 
 
-Command: TypeAlias = SendInput | ContinueRun | Decide | StopRun | ExpireCalls
+Command: TypeAlias = SendInput | ContinueRun | Decide | StopRun | ChangeSettings | ExpireCalls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from perdure.core.messages import JSON, Plain
+from perdure.core.messages import JSON, Plain, Thinking, ToolCall
 
 
 class TextDelta(Plain, frozen=True, tag=True, gc=False):
@@ -21,6 +21,12 @@ class CallDelta(Plain, frozen=True, tag=True, gc=False):
     index: int
     name: str = ""
     arguments: str = ""
+
+
+class PartClosed(Plain, frozen=True, tag=True):
+    """The provider has closed a tool call or a thought: it will be kept even if the stream breaks off after it."""
+
+    part: Thinking | ToolCall
 
 
 class AttemptDiscarded(Plain, frozen=True, tag=True):
@@ -50,5 +56,5 @@ class DeltasDropped(Plain, frozen=True, tag=True):
     count: int
 
 
-ModelDelta: TypeAlias = TextDelta | ThinkingDelta | CallDelta
+ModelDelta: TypeAlias = TextDelta | ThinkingDelta | CallDelta | PartClosed
 Delta: TypeAlias = ModelDelta | AttemptDiscarded | ToolProgressed | ToolEmitted | DeltasDropped

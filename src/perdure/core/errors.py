@@ -17,25 +17,31 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 ModelErrorKind = Literal[
-    "rate_limited",
-    "overloaded",
-    "server",
-    "connect",
-    "first_byte",
-    "idle",
-    "cut",
-    "in_band",
+    "rate_limited",  # too fast: wait
+    "overloaded",  # the provider has too much to do
+    "server",  # it failed by itself
+    "connect",  # no connection, or lost before the answer began
+    "first_byte",  # connected, and then silence
+    "idle",  # silence in the middle of the answer
+    "cut",  # the answer broke off, or is not what was agreed on
+    "in_band",  # an error inside of an answer that had begun well
+    "quota_exhausted",  # the account has nothing left: waiting does not help
+    "auth",  # no key, a wrong one, or one that may not do this
+    "not_found",  # no such model or address
     "invalid_request",
-    "auth",
-    "not_found",
     "context_too_long",
     "content_filtered",
-    "truncated",
+    "truncated",  # the output limit came before any word or call
 ]
 
 RETRYABLE_KINDS: frozenset[ModelErrorKind] = frozenset(
     ("rate_limited", "overloaded", "server", "connect", "first_byte", "idle", "cut", "in_band")
 )
+
+REQUEST_KINDS: frozenset[ModelErrorKind] = frozenset(
+    ("invalid_request", "context_too_long", "content_filtered", "truncated")
+)
+"""What is wrong with the request itself; another model is not asked the same."""
 
 
 class PerdureError(Exception):
@@ -87,6 +93,11 @@ class ModelError(PerdureError):
     @property
     def retryable(self) -> bool:
         return self.kind in RETRYABLE_KINDS
+
+    @property
+    def switchable(self) -> bool:
+        """Whether another model might answer where this one did not."""
+        return self.kind not in REQUEST_KINDS
 
     @classmethod
     def rate_limited(cls, message: str = "rate limited", *, retry_after: float | None = None) -> ModelError:

@@ -65,6 +65,13 @@ class InputAccepted(Plain, frozen=True, tag=True):
     continues: int | None = None
 
 
+class SettingsChanged(Plain, frozen=True, tag=True):
+    """From its next turn on the session has this model; nothing for a field means the agent's own again."""
+
+    model: str = ""
+    settings: ModelSettings = ModelSettings()
+
+
 # A run
 
 
@@ -113,7 +120,8 @@ class ModelCalled(Plain, frozen=True, tag=True):
 class ModelResponded(Plain, frozen=True, tag=True):
     """`model` is set where a fallback answered. `seconds`: active time since the fact before it.
 
-    `output` and `invalid` say how the answer fits the run's output type.
+    `output` and `invalid` say how the answer fits the run's output type. `wasted` was paid for attempts that came to
+    nothing; `cost_usd` has all of it, or None where a price is not known.
     """
 
     message: AssistantMessage
@@ -124,6 +132,7 @@ class ModelResponded(Plain, frozen=True, tag=True):
     seconds: float = 0.0
     output: JSON = None
     invalid: str = ""
+    wasted: Usage = Usage()
 
 
 class ModelFailed(Plain, frozen=True, tag=True):
@@ -132,6 +141,8 @@ class ModelFailed(Plain, frozen=True, tag=True):
     kind: str
     detail: str = ""
     seconds: float = 0.0
+    wasted: Usage = Usage()
+    cost_usd: float | None = None
 
 
 # A tool call, by ordinal
@@ -200,6 +211,7 @@ Event: TypeAlias = (
     SessionOpened
     | AgentPinned
     | InputAccepted
+    | SettingsChanged
     | RunStarted
     | RunResumed
     | StopRequested

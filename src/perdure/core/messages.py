@@ -19,7 +19,10 @@ class Plain(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Text(Plain, frozen=True, tag="text", gc=False):
+    """Words; `extras` is the opaque part that a provider put on an answer's words and wants back."""
+
     text: str
+    extras: JSON = None
 
 
 class Media(Plain, frozen=True, tag="media", gc=False):
@@ -33,7 +36,7 @@ class Media(Plain, frozen=True, tag="media", gc=False):
 
 
 class Thinking(Plain, frozen=True, tag="thinking"):
-    """A model's reasoning; `extras` is the provider's opaque part, sent back untouched."""
+    """A model's reasoning; the signature and `extras` are the provider's opaque part, sent back untouched."""
 
     text: str
     signature: str = ""
@@ -47,6 +50,7 @@ class ToolCall(Plain, frozen=True, tag="call", gc=False):
     name: str
     arguments: str
     id: str = ""
+    extras: JSON = None
 
 
 Part: TypeAlias = Text | Media
@@ -66,7 +70,10 @@ class UserMessage(Plain, frozen=True, tag="user"):
 
 
 class AssistantMessage(Plain, frozen=True, tag="assistant"):
+    """An answer; `provider` says whose the signatures and extras in it are: they mean nothing to another one."""
+
     parts: tuple[AnswerPart, ...]
+    provider: str = ""
 
     @property
     def text(self) -> str:

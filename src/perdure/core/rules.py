@@ -19,9 +19,18 @@ from perdure.core.actions import (
     SuspendCall,
 )
 from perdure.core.calls import Call
-from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
+from perdure.core.commands import ChangeSettings, Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
-from perdure.core.events import CallDecided, DecisionKind, Event, InputAccepted, PauseKind, RunEnded, StopRequested
+from perdure.core.events import (
+    CallDecided,
+    DecisionKind,
+    Event,
+    InputAccepted,
+    PauseKind,
+    RunEnded,
+    SettingsChanged,
+    StopRequested,
+)
 from perdure.core.guards import tripped
 from perdure.core.outcomes import EXPIRY, end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards
@@ -125,7 +134,8 @@ def _end_answered(state: SessionState, run: RunState) -> RunEnded | None:
         return RunEnded(run.run, "refusal", response.message.text)
     if response.invalid:
         may_repair = run.repairs <= MAX_REPAIRS and not run.final
-        return None if may_repair else RunEnded(run.run, "failed", f"output: {response.invalid}")
+        last = response.message.text
+        return None if may_repair else RunEnded(run.run, "failed", f"output: {response.invalid}", last)
     if run.circles.empty and _guards(state).empty_answers is not None and not (run.final or limit):
         return None
     if not limit and any(queued.busy == "join" for queued in state.queue):
@@ -239,6 +249,9 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
             return _accept_decision(state, command)
         case StopRun():
             return _accept_stop(state, command)
+        case ChangeSettings(model=model, settings=settings):
+            is_known = model == state.model and settings == state.settings
+            return () if is_known else (SettingsChanged(model, settings),)
         case ExpireCalls(now=now):
             return _expire(state, now)
         case _:

@@ -5,28 +5,46 @@ Rule 1: what a state sees never changes. Rule 2: adding to the newest state is O
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import Generic, TypeVar, overload
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
+U = TypeVar("U")
 K = TypeVar("K", bound=Hashable)
 
 
 class Buffer(Sequence[T]):
     """An append-only list of which a state sees the first `length` items."""
 
-    __slots__ = ("_items", "_length")
+    __slots__ = ("_derived", "_items", "_length")
 
     def __init__(self, items: list[T] | None = None, length: int | None = None) -> None:
         self._items: list[T] = [] if items is None else items
         self._length = len(self._items) if length is None else length
+        self._derived: dict[object, list[Any]] = {}
 
     def add(self, item: T) -> Buffer[T]:
-        items = self._items
+        items, derived = self._items, self._derived
         if len(items) != self._length:
-            items = items[: self._length]
+            items, derived = items[: self._length], {}
         items.append(item)
-        return Buffer(items, self._length + 1)
+        grown = Buffer(items, self._length + 1)
+        grown._derived = derived
+        return grown
+
+    def derive(self, key: Hashable, function: Callable[[T], U]) -> list[U]:
+        """What the function makes of each item, made once per item and key; longer than the buffer if others went on.
+
+        The function must be pure: the same key always means the same function.
+        """
+        made = self._derived.setdefault(key, [])
+        for index in range(len(made), self._length):
+            made.append(function(self._items[index]))
+        return made
+
+    def underived(self, key: Hashable) -> list[T]:
+        """The items for which nothing was derived under this key yet."""
+        return self._items[len(self._derived.get(key, ())) : self._length]
 
     def __len__(self) -> int:
         return self._length

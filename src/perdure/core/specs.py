@@ -5,6 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from msgspec.structs import replace
+
 from perdure.core.errors import UsageError
 from perdure.core.messages import JSON, Plain
 
@@ -12,6 +14,7 @@ Effect = Literal["read", "idempotent", "once"]
 OnUnknown = Literal["ask", "tell"]
 AtLimit = Literal["stop", "answer"]
 Busy = Literal["join", "queue", "interrupt", "refuse"]
+Effort = Literal["off", "low", "medium", "high"]
 Verdict = Literal["allow", "ask", "deny", "invalid"]
 
 
@@ -62,13 +65,34 @@ class Guards(Plain, frozen=True):
 
 
 class ModelSettings(Plain, frozen=True):
-    """How to sample; None leaves it to the provider."""
+    """How to sample and to think; None, or nothing, leaves it to the provider.
+
+    `thinking` is an effort or a budget in tokens. `tool_choice` is auto, none, required or a tool's name. `cache=False`
+    sends no prompt-cache marks. `extra` goes into the request's body as it is.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    top_k: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    thinking: Effort | int | None = None
+    tool_choice: str = ""
+    parallel_calls: bool | None = None
+    cache: bool | None = None
+    extra: dict[str, JSON] = {}
+
+    def merged(self, over: ModelSettings | None) -> ModelSettings:
+        """These settings, with whatever `over` sets in their place: agent < run < turn."""
+        if over is None or over == ModelSettings():
+            return self
+        default = ModelSettings()
+        values = {name: getattr(over, name) for name in over.__struct_fields__}
+        changed = {name: value for name, value in values.items() if value != getattr(default, name)}
+        return replace(self, **changed)
 
 
 class AgentSpec(Plain, frozen=True):

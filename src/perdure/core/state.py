@@ -32,6 +32,7 @@ from perdure.core.events import (
     RunResumed,
     RunStarted,
     SessionOpened,
+    SettingsChanged,
     StopRequested,
 )
 from perdure.core.guards import Circles, after_answer, after_call, nudge_answer, nudge_results
@@ -77,11 +78,12 @@ class RunState(Plain, frozen=True):
     called: int = 0
     usage: Usage = Usage()
     cost_usd: float = 0.0
+    is_priced: bool = True
     seconds: float = 0.0
 
 
 class RunSummary(Plain, frozen=True):
-    """What is left of a run that ended."""
+    """What is left of a run that ended; if it is not priced, `cost_usd` is only what is known of its cost."""
 
     run: int
     reason: EndReason
@@ -90,6 +92,7 @@ class RunSummary(Plain, frozen=True):
     schema: JSON = None
     usage: Usage = Usage()
     cost_usd: float = 0.0
+    is_priced: bool = True
     turns: int = 0
 
 
@@ -128,8 +131,11 @@ class SessionState(Plain, frozen=True):
     run: RunState | None = None
     early_stop: StopRequested | None = None
     remembered: tuple[Remembered, ...] = ()
+    model: str = ""
+    settings: ModelSettings = ModelSettings()
     usage: Usage = Usage()
     cost_usd: float = 0.0
+    is_priced: bool = True
     context_tokens: int = 0
 
 
@@ -159,7 +165,9 @@ def evolve(state: SessionState, event: Event) -> SessionState:
         case RunEnded():
             return _on_run_ended(replace(state, seq=seq), event)
         case ModelFailed():
-            return replace(state, seq=seq, run=_with_failure(state.run, event))
+            return _on_failed(replace(state, seq=seq), event)
+        case SettingsChanged():
+            return _on_settings(replace(state, seq=seq), event)
         case StopRequested():
             early = event if state.run is None and event.run == state.runs + 1 else state.early_stop
             return replace(state, seq=seq, run=_with_stop(state.run, event), early_stop=early)
@@ -301,6 +309,8 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         history = history.add(UserMessage((Text(feedback),)))
         tokens += estimate_tokens((Text(feedback),))
     cost = event.cost_usd or 0.0
+    is_priced = event.cost_usd is not None
+    spent = event.usage + event.wasted if event.wasted.total else event.usage
     answered = replace(
         run,
         awaiting="",
@@ -309,8 +319,9 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         repairs=repairs,
         circles=circles,
         called=run.called + len(calls),
-        usage=run.usage + event.usage,
+        usage=run.usage + spent,
         cost_usd=run.cost_usd + cost,
+        is_priced=run.is_priced and is_priced,
         seconds=run.seconds + event.seconds,
         reserved=Reservation(),
     )
@@ -319,8 +330,9 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         run=answered,
         history=history,
         calls=state.calls + len(calls),
-        usage=state.usage + event.usage,
+        usage=state.usage + spent,
         cost_usd=state.cost_usd + cost,
+        is_priced=state.is_priced and is_priced,
         context_tokens=tokens,
     )
 
@@ -329,10 +341,37 @@ def _with_stop(run: RunState | None, event: StopRequested) -> RunState | None:
     return replace(run, stop=event) if run and run.run == event.run else run
 
 
-def _with_failure(run: RunState | None, event: ModelFailed) -> RunState | None:
+def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
+    run = state.run
     if run is None:
-        return None
-    return replace(run, awaiting="", failure=event, reserved=Reservation(), seconds=run.seconds + event.seconds)
+        return state
+    failed = replace(run, awaiting="", failure=event, reserved=Reservation(), seconds=run.seconds + event.seconds)
+    if not event.wasted.total:
+        return replace(state, run=failed)
+    cost = event.cost_usd or 0.0
+    is_priced = event.cost_usd is not None
+    failed = replace(
+        failed,
+        usage=run.usage + event.wasted,
+        cost_usd=run.cost_usd + cost,
+        is_priced=run.is_priced and is_priced,
+    )
+    return replace(
+        state,
+        run=failed,
+        usage=state.usage + event.wasted,
+        cost_usd=state.cost_usd + cost,
+        is_priced=state.is_priced and is_priced,
+    )
+
+
+def _on_settings(state: SessionState, event: SettingsChanged) -> SessionState:
+    """An open run goes on with the new model at its next turn, whatever it was started with."""
+    run = state.run
+    if run is not None and state.spec is not None:
+        settings = state.spec.settings.merged(event.settings)
+        run = replace(run, model=event.model or state.spec.model, settings=settings)
+    return replace(state, run=run, model=event.model, settings=event.settings)
 
 
 def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
@@ -392,6 +431,7 @@ def _on_run_ended(state: SessionState, event: RunEnded) -> SessionState:
         schema=run.output,
         usage=run.usage,
         cost_usd=run.cost_usd,
+        is_priced=run.is_priced,
         turns=run.turn,
     )
     return replace(state, run=None, ended=state.ended.add(summary))

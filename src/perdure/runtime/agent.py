@@ -16,6 +16,7 @@ from perdure.ports import Model
 from perdure.runtime.context import ToolContext
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.policy import Policy
+from perdure.runtime.recourse import OnModelError
 from perdure.runtime.schema import Codec, codec_of
 from perdure.runtime.tools import Tool, as_tool, check_names
 
@@ -46,6 +47,7 @@ class Agent(Generic[OutputT]):
     settings: ModelSettings = field(default_factory=ModelSettings)
     concurrency: int | None = None
     middleware: Sequence[Middleware] = ()
+    on_model_error: OnModelError | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.strip():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from perdure.ports import Clock, Timer
+
+T = TypeVar("T")
 
 
 class SystemClock:
@@ -26,5 +29,27 @@ async def sleep(clock: Clock, seconds: float) -> None:
     timer = clock.call_later(seconds, lambda: None if waiter.done() else waiter.set_result(None))
     try:
         await waiter
+    finally:
+        timer.cancel()
+
+
+async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work; TimeoutError, and the work broken off, if it takes longer."""
+    task = asyncio.ensure_future(work)
+    late = False
+
+    def give_up() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    timer = clock.call_later(seconds, give_up)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        task.cancel()
+        if late and task.cancelled():
+            raise TimeoutError from None
+        raise
     finally:
         timer.cancel()

@@ -17,11 +17,14 @@ from perdure.runtime.world import World
 class Desk:
     """`note` puts a fact on its way to the log; `contexts` are those of the tools that run now, by call."""
 
-    def __init__(self, log: SessionLog, binding: Binding, world: World, note: Callable[[Event], None]) -> None:
+    def __init__(
+        self, log: SessionLog, binding: Binding, world: World, note: Callable[[Event], None], epoch: int
+    ) -> None:
         self.log = log
         self.binding = binding
         self.world = world
         self.note = note
+        self.epoch = epoch
         self.contexts: dict[int, ToolContext[Any, Any]] = {}
         self._data: dict[str, Any] = {}
 

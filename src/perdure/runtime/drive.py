@@ -35,9 +35,11 @@ from perdure.core.events import (
     ModelCalled,
     ModelFailed,
     ModelResponded,
+    Noted,
     RunResumed,
     RunStarted,
 )
+from perdure.core.messages import JSON
 from perdure.core.rules import accept, next_actions
 from perdure.core.state import SessionState, find_call, in_flight
 from perdure.ports import Claim, Timer
@@ -49,7 +51,7 @@ from perdure.runtime.limits import find_room
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.perform import perform
 from perdure.runtime.perform_call import check_now, start_of
-from perdure.runtime.perform_model import run_models
+from perdure.runtime.perform_model import turn_models
 from perdure.runtime.world import World
 
 T = TypeVar("T")
@@ -66,7 +68,7 @@ class Driver:
         self._binding = binding
         self._world = world
         self._epoch = claim.epoch
-        self._desk = Desk(log, binding, world, self._note)
+        self._desk = Desk(log, binding, world, self._note, claim.epoch)
         self._layered = bool(world.middleware or binding.agent.middleware)
         self._flights: dict[int, Flight] = {}
         self._facts: list[Event] = []
@@ -154,7 +156,7 @@ class Driver:
             case AppendEvents(events=events):
                 change.add(events)
             case CallModel():
-                change.add((self._intend_model(action, change.after, starts),))
+                change.add(self._intend_model(action, change.after, starts))
             case RunTool():
                 change.add((self._intend_tool(action, starts),))
             case CheckCall():
@@ -190,31 +192,35 @@ class Driver:
                 state.runs + 1,
                 action.inputs,
                 limits=overrides.limits or spec.limits,
-                model=overrides.model or spec.model,
-                settings=overrides.settings or spec.settings,
+                model=overrides.model or state.model or spec.model,
+                settings=spec.settings.merged(state.settings).merged(overrides.settings),
                 output=spec.output if overrides.output is None else overrides.output,
                 continues=state.queue[0].continues,
             )
         )
         return events
 
-    def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> Event:
+    def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> list[Event]:
         assert state.run is not None
         try:
-            model = run_models(self._desk, state.run)[0]
+            model = turn_models(self._desk, state.run)[0]
             room = find_room(state, state.run, model, final=action.final)
         except Exception as error:  # noqa: BLE001 - resolvers and prices are user code
-            return ModelFailed("internal", describe(error))
+            return [ModelFailed("internal", describe(error))]
         if room.limit:
-            return ModelFailed("limit", room.limit)
+            return [ModelFailed("limit", room.limit)]
         starts.append(Flight(action, max_tokens=room.max_tokens))
-        return ModelCalled(
+        called = ModelCalled(
             action.turn,
             action.attempt,
             inputs=action.inputs,
             reserved=room.reserved,
             final=action.final,
         )
+        if room.is_priced or action.turn > 1:
+            return [called]
+        unknown: JSON = {"model": model.name, "limit": state.run.limits.cost_usd}
+        return [Noted("price_unknown", unknown), called]
 
     def _intend_tool(self, action: RunTool, starts: list[Flight]) -> Event:
         intent = start_of(self._desk, action)

@@ -19,6 +19,7 @@ from perdure.core.views import summarise
 from perdure.ports import Batch, Clock, Entry, Opening, Record, Store
 from perdure.runtime.clock import sleep
 from perdure.runtime.feed import Feed
+from perdure.runtime.recourse import OnModelError
 
 ASK_AGAIN_AFTER = 1.0
 
@@ -54,12 +55,13 @@ class Change:
 
 
 class SessionLog:
-    """One session's state, feed and waiters in this process."""
+    """One session's state, feed and waiters in this process, and by input what callers want done on a model error."""
 
     def __init__(self, uid: str, store: Store, clock: Clock) -> None:
         self.uid = uid
         self.state = new_state()
         self.feed = Feed()
+        self.recourses: dict[int, OnModelError] = {}
         self._store = store
         self._clock = clock
         self._lock = asyncio.Lock()

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from perdure.core.actions import Action, CallModel, CheckCall, RunTool
 from perdure.core.errors import UsageError
 from perdure.core.events import CallChecked, CallEnded, Event, ModelFailed, ModelResponded
-from perdure.core.messages import AssistantMessage
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
 from perdure.runtime.log import as_kept
@@ -41,7 +40,7 @@ def _fitting(desk: Desk, action: Action, event: object) -> Event:
     match action, event:
         case (CallModel(), ModelResponded(message=message)):
             parts = number_calls(message.parts, desk.log.state.calls)
-            return replace(event, message=AssistantMessage(parts))
+            return replace(event, message=replace(message, parts=parts))
         case (CallModel(), ModelFailed()):
             return event
         case (CheckCall(call=call), CallChecked(call=about)) | (RunTool(call=call), CallEnded(call=about)):

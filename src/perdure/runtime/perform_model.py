@@ -1,31 +1,28 @@
-"""CallModel: build the request, stream the answer, try again where that helps, and say what came of it."""
+"""CallModel: build the request, climb the ladder, and say what came of it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Iterable
-from random import random
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from perdure.core.actions import CallModel
 from perdure.core.codec import decode_json
-from perdure.core.deltas import AttemptDiscarded
-from perdure.core.errors import ModelError, UsageError
-from perdure.core.events import Event, ModelFailed, ModelResponded, Noted
+from perdure.core.errors import UsageError
+from perdure.core.events import Event, ModelFailed, ModelResponded
 from perdure.core.messages import AnswerPart, AssistantMessage, ToolCall, Usage, estimate_tokens
-from perdure.core.specs import ModelSettings
 from perdure.core.state import RunState, SessionState
 from perdure.core.transcript import transcript
-from perdure.ports import Model, ModelRequest, ModelResponse
-from perdure.runtime.clock import sleep
+from perdure.ports import Model, ModelRequest
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
+from perdure.runtime.gates import traits_of
+from perdure.runtime.ladder import Answered, GaveUp, Ladder
 from perdure.runtime.world import schema_key
 
-MAX_ATTEMPTS = 4
-LONGEST_WAIT = 60.0
 PLAIN_TEXT = {"type": "string"}
 """The schema of `output=str`, by which a run asks for words although its agent has a type."""
 
@@ -37,27 +34,23 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
     if run is None:
         return ModelFailed("internal", "the run is over")
     try:
-        models = run_models(desk, run)
+        models = turn_models(desk, run, action.model)
         request = await _build_request(desk, state, run, action, max_tokens)
     except Exception as error:  # noqa: BLE001 - instructions and resolvers are user code
         return ModelFailed("internal", describe(error))
-    failure: Event = ModelFailed("internal", "there is no model")
-    for model in models:
-        if request.model != model.name:
-            request = replace(request, model=model.name)
-        answer = await _ask(desk, model, request, action)
-        if not isinstance(answer, ModelError):
-            return answer if isinstance(answer, ModelFailed) else _responded(desk, state, run, model, answer)
-        failure = ModelFailed(answer.kind, str(answer))
-        if not answer.retryable:
-            return failure
-    return failure
+    recourse = desk.log.recourses.get(run.inputs[0]) or desk.binding.agent.on_model_error
+    came = await Ladder(desk, action, models, request, recourse).climb()
+    if isinstance(came, GaveUp):
+        cost = came.wasted_usd if came.wasted.total else None
+        return ModelFailed(came.kind, came.detail, wasted=came.wasted, cost_usd=cost)
+    return _responded(desk, state, run, came)
 
 
-def run_models(desk: Desk, run: RunState) -> tuple[Model, ...]:
-    """The run's own model where it has one, else the agent's and its fallbacks."""
-    if run.model and run.model != desk.binding.models[0].name:
-        return (desk.world.model(run.model),)
+def turn_models(desk: Desk, run: RunState, override: str = "") -> tuple[Model, ...]:
+    """The turn's or the run's own model where it has one, else the agent's and its fallbacks."""
+    name = override or run.model
+    if name and name != desk.binding.models[0].name:
+        return (desk.world.model(name),)
     return desk.binding.models
 
 
@@ -78,9 +71,9 @@ async def _build_request(
         instructions = await text if inspect.isawaitable(text) else text
         if not isinstance(instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
             raise UsageError(f"The instructions returned {type(instructions).__name__}; they have to return text.")
-    settings = run.settings
+    settings = run.settings.merged(action.settings)
     if max_tokens is not None and max_tokens != settings.max_tokens:
-        settings = ModelSettings(settings.temperature, settings.top_p, max_tokens, settings.seed, settings.stop)
+        settings = replace(settings, max_tokens=max_tokens)
     return ModelRequest(
         run.model or desk.binding.spec.model,
         instructions,
@@ -88,70 +81,28 @@ async def _build_request(
         () if action.final else desk.binding.spec.tools,
         settings,
         None if run.output == PLAIN_TEXT else run.output,
+        cache_key=state.uid,
+        load=partial(desk.world.store.load_artifact, state.uid),
     )
 
 
-async def _ask(
-    desk: Desk, model: Model, request: ModelRequest, action: CallModel
-) -> ModelResponse | ModelError | ModelFailed:
-    """Tries one model a few times; what was shown of a failed attempt is announced as discarded."""
-    for attempt in range(1, MAX_ATTEMPTS + 1):
-        try:
-            return await _stream(desk, model, request)
-        except ModelError as error:
-            if not error.retryable:
-                return error
-            wait = _wait_after(error, attempt)
-            desk.publish(AttemptDiscarded(action.turn, attempt, str(error)))
-            what = {"turn": action.turn, "model": model.name, "attempt": attempt, "kind": error.kind, "wait": wait}
-            desk.note(Noted("model_attempt", what))
-            if wait is None:
-                return error
-        except Exception as error:  # noqa: BLE001 - a model may be anybody's code
-            return ModelFailed("internal", describe(error))
-        await sleep(desk.world.clock, wait)
-    return ModelFailed("internal", "no attempt was made")
-
-
-def _wait_after(error: ModelError, attempt: int) -> float | None:
-    """Seconds until the next attempt; None if there shall be none."""
-    if attempt == MAX_ATTEMPTS:
-        return None
-    if error.retry_after is None:
-        return round(random() * min(LONGEST_WAIT, 0.5 * 2**attempt), 3)
-    return max(0.0, error.retry_after) if error.retry_after <= LONGEST_WAIT else None
-
-
-async def _stream(desk: Desk, model: Model, request: ModelRequest) -> ModelResponse:
-    log = desk.log
-    feed = log.feed
-    stream = model.stream(request)
-    try:
-        async for item in stream:
-            if isinstance(item, ModelResponse):
-                return item
-            if feed.watched:
-                feed.show(log.state.seq, item)
-    finally:
-        if isinstance(stream, AsyncGenerator):
-            await stream.aclose()
-    raise ModelError("the stream ended without an answer", kind="cut")
-
-
-def _responded(desk: Desk, state: SessionState, run: RunState, model: Model, response: ModelResponse) -> Event:
-    message = AssistantMessage(number_calls(response.parts, state.calls))
+def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> Event:
+    model, response = came.model, came.response
+    message = AssistantMessage(number_calls(response.parts, state.calls), traits_of(model).provider)
     usage = _settle(run, state, response.usage, message)
     calls = bool(message.calls)
     output, invalid = (None, "") if calls else _check_output(desk, run, message.text)
     stop = "calls" if calls and response.stop == "end" else response.stop
+    cost = model.cost(usage)
     return ModelResponded(
         message,
         model="" if model.name == run.model else model.name,
         stop=stop,
         usage=usage,
-        cost_usd=model.cost(usage),
+        cost_usd=None if cost is None or came.wasted_usd is None else cost + came.wasted_usd,
         output=output,
         invalid=invalid,
+        wasted=came.wasted,
     )
 
 
@@ -161,7 +112,7 @@ def number_calls(parts: Iterable[AnswerPart], last: int) -> tuple[AnswerPart, ..
     for part in parts:
         if isinstance(part, ToolCall):
             last += 1
-            part = ToolCall(last, part.name, part.arguments, part.id)
+            part = ToolCall(last, part.name, part.arguments, part.id, part.extras)
         numbered.append(part)
     return tuple(numbered)
 

@@ -25,7 +25,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class RunResult(Generic[OutputT]):
-    """How a run stands: ended with a reason, or waiting with what it waits for."""
+    """How a run stands: ended with a reason, or waiting with what it waits for. `cost_usd` is None if not known."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class RunResult(Generic[OutputT]):
         *,
         output: OutputT | None = None,
         usage: Usage = Usage(),  # noqa: B008 - frozen
-        cost_usd: float = 0.0,
+        cost_usd: float | None = 0.0,
         turns: int = 0,
         pending: tuple[Pending, ...] = (),
     ) -> None:
@@ -56,6 +56,11 @@ class RunResult(Generic[OutputT]):
             what = "waits for a decision; answer result.pending" if self.pending else f"is {self.reason}{detail}"
             raise RunIncomplete(f"Run {self.run} has no output: it {what}.", self)
         return self._output  # pyright: ignore[reportReturnType] - completed, so it is there
+
+    @property
+    def last_value(self) -> object:
+        """What the model said last, where a run failed because it never fitted the output type."""
+        return self._output if self.reason == "failed" else None
 
     def __repr__(self) -> str:
         more = f", detail={self.detail!r}" if self.detail else ""

@@ -98,7 +98,7 @@ class Run(Generic[OutputT]):
                 ended.detail,
                 output=self._host.decode_output(state, ended),
                 usage=ended.usage,
-                cost_usd=ended.cost_usd,
+                cost_usd=ended.cost_usd if ended.is_priced else None,
                 turns=ended.turns,
             )
         run = state.run
@@ -108,7 +108,7 @@ class Run(Generic[OutputT]):
             number or 0,
             "waiting",
             usage=run.usage,
-            cost_usd=run.cost_usd,
+            cost_usd=run.cost_usd if run.is_priced else None,
             turns=run.turn,
             pending=pending_of(state),
         )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Generic
 
 from perdure.core.codec import digest_of, encode_json
-from perdure.core.commands import ContinueRun, Decide, SendInput, StopRun
+from perdure.core.commands import ChangeSettings, ContinueRun, Decide, SendInput, StopRun
 from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict
 from perdure.core.events import DecisionKind, InputAccepted
@@ -24,6 +24,7 @@ from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.host import Host
 from perdure.runtime.log import SessionLog
 from perdure.runtime.media import Input, to_parts
+from perdure.runtime.recourse import OnModelError
 from perdure.runtime.results import Decision, RunResult
 from perdure.runtime.run import Run
 from perdure.runtime.schema import codec_of
@@ -72,9 +73,19 @@ class Session(Generic[OutputT]):
         limits: Limits | None = None,
         settings: ModelSettings | None = None,
         output: Any = None,
+        on_model_error: OnModelError | None = None,
     ) -> RunResult[OutputT]:
         """Sends the input and waits until its run ends or waits; `on_pending` answers decisions in place."""
-        run = await self.start(input, key=key, busy=busy, model=model, limits=limits, settings=settings, output=output)
+        run = await self.start(
+            input,
+            key=key,
+            busy=busy,
+            model=model,
+            limits=limits,
+            settings=settings,
+            output=output,
+            on_model_error=on_model_error,
+        )
         return await self._finish(run, on_pending)
 
     async def start(
@@ -87,8 +98,12 @@ class Session(Generic[OutputT]):
         limits: Limits | None = None,
         settings: ModelSettings | None = None,
         output: Any = None,
+        on_model_error: OnModelError | None = None,
     ) -> Run[OutputT]:
-        """Sends the input and returns at once, as soon as it is durable."""
+        """Sends the input and returns at once, as soon as it is durable.
+
+        `on_model_error` sees each failed attempt and says what follows; like all code it stays in this process.
+        """
         self._host.require_driver(self._log)
         overrides = self._overrides(model, limits, settings, output)
         parts, artifacts = to_parts(input)
@@ -102,6 +117,8 @@ class Session(Generic[OutputT]):
         if accepted is None:
             known = self._log.state.keys.get(key or "")
             accepted, before = (known.input if known else 0), 0
+        if on_model_error is not None:
+            self._log.recourses[accepted] = on_model_error
         return Run(self._host, self._log, accepted, after=before)
 
     async def send(self, input: Input, *, busy: Busy = "join", key: str | None = None) -> Run[OutputT]:
@@ -178,6 +195,11 @@ class Session(Generic[OutputT]):
         """The same past up to `at` (default: now), its own future."""
         return Session(self._host, await self._host.fork(self._log, at, id))
 
+    async def set_model(self, model: str | Model | None, *, settings: ModelSettings | None = None) -> None:
+        """From the next turn on this model answers, with the whole history; None for the agent's own again."""
+        name = "" if model is None else self._name_of(model)
+        await self._host.request(self._log, ChangeSettings(name or "", settings or ModelSettings()))
+
     async def delete(self) -> None:
         await self._host.delete(self._log)
 
@@ -243,14 +265,16 @@ class Session(Generic[OutputT]):
     ) -> Overrides:
         """Only names and plain data go into the log; the objects themselves stay in this process."""
         world = self._host.world
-        name: str | None = None
-        if isinstance(model, str):
-            name = world.model(model).name
-        elif model is not None:
-            name = world.lend(model, self._host.models_of(self.agent))
+        name = None if model is None else self._name_of(model)
         schema: JSON = None
         if output is not None:
             codec = codec_of(output)
             schema = codec.schema
             world.outputs[schema_key(schema)] = codec
         return Overrides(name, limits, settings, schema)
+
+    def _name_of(self, model: str | Model) -> str:
+        world = self._host.world
+        if isinstance(model, str):
+            return world.model(model).name
+        return world.lend(model, self._host.models_of(self.agent))

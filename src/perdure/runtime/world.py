@@ -9,6 +9,7 @@ from typing import Any
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.messages import JSON
 from perdure.ports import Clock, Model, Store
+from perdure.runtime.gates import Gates
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.schema import Codec
 from perdure.runtime.threads import DaemonThreads
@@ -30,6 +31,10 @@ class World:
     models: dict[str, Model] = field(default_factory=dict[str, Model])
     outputs: dict[str, Codec] = field(default_factory=dict[str, Codec])
     lent: int = 1
+    gates: Gates = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gates = Gates(self.clock)
 
     def model(self, name: str) -> Model:
         if name not in self.models:

@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from typing import TypeAlias, cast
 
 from perdure.core.codec import decode_json, encode_json
-from perdure.core.deltas import CallDelta, ModelDelta, TextDelta, ThinkingDelta
+from perdure.core.deltas import CallDelta, ModelDelta, PartClosed, TextDelta, ThinkingDelta
 from perdure.core.errors import ModelError
 from perdure.core.messages import Text, ToolCall, Usage
 from perdure.ports import Model, ModelRequest, ModelResponse
@@ -43,7 +43,7 @@ async def check_one_response(make_model: MakeModel, requests: Sequence[ModelRequ
         if isinstance(items, ModelError):
             continue
         _expect(bool(items) and isinstance(items[-1], ModelResponse), "a stream ends with its response")
-        pieces = all(isinstance(item, TextDelta | ThinkingDelta | CallDelta) for item in items[:-1])
+        pieces = all(isinstance(item, TextDelta | ThinkingDelta | CallDelta | PartClosed) for item in items[:-1])
         _expect(pieces, "before the response come deltas alone")
 
 

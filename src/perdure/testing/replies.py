@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 import msgspec
 
 from perdure.core.codec import encode_json
-from perdure.core.deltas import CallDelta, ModelDelta, TextDelta, ThinkingDelta
+from perdure.core.deltas import CallDelta, ModelDelta, PartClosed, TextDelta, ThinkingDelta
 from perdure.core.errors import ModelError, UsageError
 from perdure.core.messages import JSON, AnswerPart, StopReason, Text, Thinking, ToolCall, Usage
 from perdure.ports import ModelResponse
@@ -25,7 +25,8 @@ class Reply:
     """An answer with its details.
 
     `deltas` or `chunk` (characters) cut the text into pieces; `delay` is the silence before the first piece
-    and `stall` the one after it, in seconds; `cut_after` breaks the stream off after so many pieces.
+    and `stall` the one after it, in seconds; `cut_after` breaks the stream off after so many pieces. A call and a
+    thought are two pieces each: what they say, and that they are closed.
     """
 
     __slots__ = ("chunk", "cut_after", "delay", "deltas", "parts", "stall", "stop", "usage")
@@ -119,8 +120,8 @@ def _cut(parts: tuple[AnswerPart, ...], chunk: int | None, deltas: tuple[str, ..
                 cuts = deltas or tuple(text[at : at + size] for at in range(0, len(text), size))
                 pieces += (TextDelta(piece) for piece in cuts)
             case Thinking(text=text):
-                pieces.append(ThinkingDelta(text))
+                pieces += (ThinkingDelta(text), PartClosed(part))
             case ToolCall(name=name, arguments=arguments):
-                pieces.append(CallDelta(calls, name, arguments))
+                pieces += (CallDelta(calls, name, arguments), PartClosed(part))
                 calls += 1
     return tuple(pieces)

@@ -18,7 +18,7 @@ import msgspec
 from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelError, ModelErrorKind, UsageError
 from perdure.core.messages import JSON, AssistantMessage, Message, StopReason, Usage
-from perdure.ports import Clock, ModelRequest, ModelResponse
+from perdure.ports import Clock, ModelRequest, ModelResponse, ModelTraits
 from perdure.runtime.clock import SystemClock, sleep
 from perdure.testing.replies import Answer, Reply, Stream, call, prepare
 
@@ -55,8 +55,10 @@ class ScriptedModel:
         cost: Callable[[Usage], float | None] | None = None,
         usage: Usage | None = DEFAULT_USAGE,
         clock: Clock | None = None,
+        traits: ModelTraits | None = None,
     ) -> None:
         self.name = name
+        self.traits = traits or ModelTraits()
         self.requests: list[ModelRequest] = []
         self._cost = cost
         self._usage = usage

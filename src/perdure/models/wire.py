@@ -1,0 +1,105 @@
+"""What a wire format is: two pure functions, to_wire and from_wire, and the few facts around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from perdure.core.deltas import ModelDelta
+from perdure.core.errors import ModelErrorKind
+from perdure.core.messages import JSON, Media, Message, ToolMessage, UserMessage
+from perdure.core.shared import Buffer
+from perdure.ports import ModelRequest, ModelResponse
+
+Files = Mapping[str, bytes]
+"""The bytes of the artifacts that a request names, by digest."""
+
+encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What a provider's error says: its class, its words, and when to come again."""
+
+    kind: ModelErrorKind
+    message: str
+    retry_after: float | None = None
+
+
+class Reader(Protocol):
+    """from_wire, in pieces: bytes in, deltas out; a ModelError where the provider reports one or talks nonsense."""
+
+    def read(self, data: bytes) -> Sequence[ModelDelta]: ...
+
+    @property
+    def is_done(self) -> bool:
+        """The provider has said that this was all; whatever follows is ignored."""
+        ...
+
+    def finish(self) -> ModelResponse:
+        """The answer, once the bytes have ended; a ModelError of kind cut if they ended too early."""
+        ...
+
+
+class Wire(Protocol):
+    """A wire format, hashable and without state. `name` marks the signatures and extras that are its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def continues(self) -> bool:
+        """Whether a request's prefix can be sent."""
+        ...
+
+    def address(self, base_url: str, model: str) -> str: ...
+
+    def headers(self, key: str) -> dict[str, str]: ...
+
+    def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes: ...
+
+    def from_wire(self, request: ModelRequest) -> Reader: ...
+
+    def read_failure(self, status: int, body: bytes) -> Failure:
+        """The class of an answer with an HTTP status that is no success."""
+        ...
+
+
+def call_id(ordinal: int) -> str:
+    """The id of a call for the provider's eyes: ours, so it is unique; nine letters and digits suit every provider."""
+    return f"c{ordinal:08d}"
+
+
+def join_messages(
+    messages: Sequence[Message], key: Hashable, write: Callable[[Message], bytes], *, skip_last: int = 0
+) -> bytes:
+    """Each message as `write` makes it (objects, each with a comma behind it), made once per message and key."""
+    count = len(messages) - skip_last
+    if not isinstance(messages, Buffer):
+        return b"".join(write(message) for message in messages[:count])
+    written = messages.derive(key, write)
+    return b"".join(written if len(written) == count else written[:count])
+
+
+def unwritten(messages: Sequence[Message], key: Hashable) -> Sequence[Message]:
+    """The messages that `join_messages` has not made yet."""
+    return messages.underived(key) if isinstance(messages, Buffer) else messages
+
+
+def media_of(messages: Sequence[Message]) -> set[str]:
+    """The artifacts that these messages name."""
+    found: set[str] = set()
+    for message in messages:
+        match message:
+            case UserMessage(parts=parts):
+                found.update(part.artifact for part in parts if isinstance(part, Media))
+            case ToolMessage(results=results):
+                found.update(p.artifact for result in results for p in result.parts if isinstance(p, Media))
+            case _:
+                pass
+    return found
+
+
+def without_none(fields: dict[str, JSON]) -> dict[str, JSON]:
+    return {name: value for name, value in fields.items() if value is not None}

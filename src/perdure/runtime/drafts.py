@@ -1,0 +1,94 @@
+"""Drafts: what a model has streamed so far, saved beside the log while the turn is unfinished.
+
+Rule 1: nothing for the first second, then at most one write a second, and never in the way of the stream. Rule 2: a
+draft may be lost or late; it is only believed for the turn that it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from perdure.core.codec import encode_json
+from perdure.core.deltas import ModelDelta
+from perdure.core.errors import PerdureError
+from perdure.core.messages import Plain
+from perdure.ports import Clock, Store, Timer
+
+SAVE_EVERY = 1.0
+
+
+class DraftChunk(Plain, frozen=True):
+    """More of a stream; `fresh`: what was saved before it was discarded."""
+
+    turn: int
+    items: tuple[ModelDelta, ...]
+    fresh: bool = False
+
+
+_decoder: msgspec.json.Decoder[DraftChunk] = msgspec.json.Decoder(DraftChunk)
+
+
+class DraftWriter:
+    """Saves a growing list of deltas, of which it sees the new ones once a second."""
+
+    def __init__(self, store: Store, clock: Clock, session: str, epoch: int, turn: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._session = session
+        self._epoch = epoch
+        self._turn = turn
+        self._items: Sequence[ModelDelta] = ()
+        self._saved = 0
+        self._fresh = True
+        self._timer: Timer | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    def begin(self, items: Sequence[ModelDelta], *, saved: int = 0) -> None:
+        """Follows this list from now on; its first `saved` items are in the store already."""
+        self._items = items
+        self._fresh = not saved
+        self._saved = saved
+        if self._timer is None:
+            self._timer = self._clock.call_later(SAVE_EVERY, self._tick)
+
+    async def end(self) -> None:
+        """Stops saving; afterwards nothing of this writer is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._saving is not None:
+            await asyncio.wait((self._saving,))
+
+    def _tick(self) -> None:
+        self._timer = self._clock.call_later(SAVE_EVERY, self._tick)
+        is_busy = self._saving is not None and not self._saving.done()
+        if is_busy or len(self._items) == self._saved:
+            return
+        chunk = DraftChunk(self._turn, tuple(self._items[self._saved :]), self._fresh)
+        self._saved, self._fresh = len(self._items), False
+        self._saving = asyncio.get_running_loop().create_task(self._save(encode_json(chunk)))
+
+    async def _save(self, chunk: bytes) -> None:
+        # A draft that cannot be saved costs a repetition after a crash, never the turn.
+        with suppress(PerdureError):
+            await self._store.append_draft(self._session, chunk, epoch=self._epoch)
+
+
+async def read_draft(store: Store, session: str, turn: int) -> list[ModelDelta]:
+    """What a predecessor saved of this turn; nothing where it cannot be read."""
+    items: list[ModelDelta] = []
+    try:
+        for data in await store.read_draft(session):
+            chunk = _decoder.decode(data)
+            if chunk.turn != turn:
+                continue
+            if chunk.fresh:
+                items.clear()
+            items += chunk.items
+    except (PerdureError, ValueError):
+        return []
+    return items

@@ -1,0 +1,171 @@
+"""Gates: what the sessions of one process share about a model, its quota and its circuit.
+
+Rule 1: a gate that is shut lets one probe through when its time has come, and the others when that one succeeded.
+Rule 2: who came first goes first. Rule 3: a shut gate only ever shuts for longer; a success opens it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.core.errors import ModelError, ModelErrorKind
+from perdure.ports import Clock, Model, ModelTraits, Timer
+
+TRIPS_AFTER = 5
+TRIPPED_FOR = 30.0
+TRIPPING_KINDS: frozenset[ModelErrorKind] = frozenset(
+    ("overloaded", "server", "connect", "first_byte", "idle", "cut", "in_band")
+)
+
+
+class Gate:
+    """Open, or shut until a time. Whoever `enter` lets in as the probe answers with open, shut or step_back."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._shut_until: float | None = None
+        self._probing = False
+        self._line: deque[asyncio.Future[bool]] = deque()
+        self._timer: Timer | None = None
+
+    @property
+    def opens_in(self) -> float:
+        """Seconds until the next one may try; 0 if it is open."""
+        return 0.0 if self._shut_until is None else max(0.0, self._shut_until - self._clock.monotonic())
+
+    @property
+    def is_open(self) -> bool:
+        return self._shut_until is None
+
+    async def enter(self) -> bool:
+        """Waits in line while the gate is shut; True for the one that is let in as the probe."""
+        if self._shut_until is None:
+            return False
+        place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._line.append(place)
+        self._admit()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.result():
+                self.step_back()
+            raise
+
+    def open(self) -> None:
+        """Somebody got through: everybody may go, in the order of their coming."""
+        if self._shut_until is None:
+            return
+        self._shut_until, self._probing = None, False
+        self._stop_timer()
+        line, self._line = self._line, deque()
+        for place in line:
+            if not place.done():
+                place.set_result(False)
+
+    def shut(self, seconds: float, *, by_probe: bool) -> None:
+        until = self._clock.monotonic() + seconds
+        self._shut_until = until if self._shut_until is None else max(self._shut_until, until)
+        self._probing = self._probing and not by_probe
+        self._admit()
+
+    def step_back(self) -> None:
+        """The probe learned nothing about the gate: the next in line may try."""
+        self._probing = False
+        if self._shut_until is not None:
+            self._admit()
+
+    def _admit(self) -> None:
+        """Lets the first in line try, now or when the time has come."""
+        self._stop_timer()
+        while self._line and self._line[0].done():
+            self._line.popleft()
+        if self._probing or not self._line:
+            return
+        if wait := self.opens_in:
+            self._timer = self._clock.call_later(wait, self._admit)
+            return
+        self._probing = True
+        self._line.popleft().set_result(True)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One attempt that was let in: as whose probe."""
+
+    model: Model
+    probes_circuit: bool
+    probes_quota: bool
+
+
+class Gates:
+    """The gates of one process: quota by whoever shares it, circuit by model."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._quotas: dict[str, Gate] = {}
+        self._circuits: dict[str, Gate] = {}
+        self._failures: dict[str, int] = {}
+
+    def quota(self, model: Model) -> Gate:
+        return self._gate(self._quotas, traits_of(model).quota or model.name)
+
+    def circuit(self, model: Model) -> Gate:
+        return self._gate(self._circuits, model.name)
+
+    async def enter(self, model: Model) -> Entry:
+        """Waits until both gates let this one through; leaves neither with a probe that never answers."""
+        circuit = self.circuit(model)
+        probes_circuit = await circuit.enter()
+        try:
+            return Entry(model, probes_circuit, await self.quota(model).enter())
+        except BaseException:
+            if probes_circuit:
+                circuit.step_back()
+            raise
+
+    def succeed(self, entry: Entry) -> None:
+        self._failures.pop(entry.model.name, None)
+        self.circuit(entry.model).open()
+        self.quota(entry.model).open()
+
+    def fail(self, entry: Entry, error: ModelError, wait: float) -> None:
+        """What an error means for everybody: a rate limit shuts the quota, failures in a row trip the circuit."""
+        name = entry.model.name
+        if error.kind == "rate_limited":
+            self.quota(entry.model).shut(wait, by_probe=entry.probes_quota)
+            entry = replace(entry, probes_quota=False)
+        if error.kind in TRIPPING_KINDS:
+            failures = self._failures[name] = self._failures.get(name, 0) + 1
+            if failures >= TRIPS_AFTER:
+                self.circuit(entry.model).shut(TRIPPED_FOR, by_probe=entry.probes_circuit)
+                entry = replace(entry, probes_circuit=False)
+        self.step_back(entry)
+
+    def step_back(self, entry: Entry) -> None:
+        """The attempt says nothing about the gates: whoever waits behind it may try."""
+        if entry.probes_circuit:
+            self.circuit(entry.model).step_back()
+        if entry.probes_quota:
+            self.quota(entry.model).step_back()
+
+    def _gate(self, gates: dict[str, Gate], key: str) -> Gate:
+        gate = gates.get(key)
+        if gate is None:
+            gate = gates[key] = Gate(self._clock)
+        return gate
+
+
+_NO_TRAITS = ModelTraits()
+
+
+def traits_of(model: Model) -> ModelTraits:
+    """What the model tells of itself; most models of tests tell nothing."""
+    return getattr(model, "traits", _NO_TRAITS)

@@ -1,0 +1,310 @@
+"""The ladder of one model call: same model with back-off, circuit, fallbacks once each, failure.
+
+Rule 1: attempts and time are bounded, whoever decides about the next step. Rule 2: every attempt, wait, switch and
+recovery is a fact. Rule 3: what was shown and does not count is announced as discarded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from random import random
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.core.actions import CallModel
+from perdure.core.deltas import AttemptDiscarded, ModelDelta
+from perdure.core.errors import ModelError
+from perdure.core.events import Noted
+from perdure.core.messages import JSON, Usage, estimate_tokens
+from perdure.ports import Model, ModelRequest, ModelResponse
+from perdure.runtime.clock import sleep, within
+from perdure.runtime.desk import Desk, describe
+from perdure.runtime.drafts import DraftWriter, read_draft
+from perdure.runtime.gates import Entry, traits_of
+from perdure.runtime.recourse import ModelTrouble, OnModelError, Step, ask
+from perdure.runtime.recovery import (
+    Continue,
+    Keep,
+    Received,
+    Restart,
+    as_items,
+    join_answer,
+    plan_after,
+    receive,
+    translate,
+)
+
+MAX_ATTEMPTS = 4
+"""Of the first model; a fallback is tried once."""
+MOST_ATTEMPTS = 12
+"""Of all models together, also where a function of the user's says retry."""
+LONGEST_WAIT = 60.0
+LONGEST_CLIMB = 900.0
+YIELD_EVERY = 256
+"""Deltas after which consumers get a turn, however many come in one read."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """`wasted` was paid for attempts that came to nothing, `wasted_usd` is its price."""
+
+    model: Model
+    response: ModelResponse
+    wasted: Usage
+    wasted_usd: float | None
+
+
+class GaveUp(msgspec.Struct, frozen=True):
+    kind: str
+    detail: str
+    wasted: Usage
+    wasted_usd: float | None
+
+
+class Ladder:
+    """One climb; made for one CallModel."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        action: CallModel,
+        models: Sequence[Model],
+        request: ModelRequest,
+        on_error: OnModelError | None,
+    ) -> None:
+        self._desk = desk
+        self._clock = desk.world.clock
+        self._gates = desk.world.gates
+        self._turn = action.turn
+        self._picks_up = action.attempt > 1
+        self._models = list(models)
+        self._request = request
+        self._on_error = on_error
+        self._items: list[ModelDelta] = []
+        self._attempts = 0
+        self._entry: Entry | None = None
+        self._before = 0
+        self._began = self._clock.monotonic()
+        self._wasted = Usage()
+        self._wasted_usd: float | None = 0.0
+        self._draft = DraftWriter(desk.world.store, self._clock, desk.log.uid, desk.epoch, action.turn)
+
+    async def climb(self) -> Answered | GaveUp:
+        """One turn's answer, or the reason why there is none."""
+        try:
+            if self._picks_up and (kept := await self._pick_up()):
+                return self._answered(self._models[0], kept)
+            return await self._climb()
+        finally:
+            await self._draft.end()
+
+    async def _climb(self) -> Answered | GaveUp:
+        at, number = 0, 1
+        while True:
+            model = self._models[at]
+            try:
+                return self._answered(model, await self._attempt(model, has_next=at + 1 < len(self._models)))
+            except ModelError as error:
+                step = await self._after(error, at, number)
+                if isinstance(step, ModelResponse):
+                    return self._answered(model, step)
+                if step == "abort":
+                    return GaveUp(error.kind, str(error), self._wasted, self._wasted_usd)
+            except Exception as error:  # noqa: BLE001 - a model may be anybody's code
+                return GaveUp("internal", describe(error), self._wasted, self._wasted_usd)
+            at, number = (at + 1, 1) if step == "switch" else (at, number + 1)
+
+    async def _attempt(self, model: Model, *, has_next: bool) -> ModelResponse:
+        self._attempts += 1
+        self._before = len(self._items)
+        self._entry = None
+        entry = await self._enter(model, has_next=has_next)
+        try:
+            response = await self._stream(model, replace(self._request, model=model.name))
+        except ModelError:
+            self._entry = entry
+            raise
+        except BaseException:
+            self._gates.step_back(entry)
+            raise
+        self._gates.succeed(entry)
+        if response.notes:
+            self._note("model_notes", model=model.name, notes=response.notes)
+        return replace(response, parts=join_answer(self._request.prefix, response.parts))
+
+    async def _enter(self, model: Model, *, has_next: bool) -> Entry:
+        """Through the model's gates; a ModelError where waiting would not help, or another model will do."""
+        circuit, quota = self._gates.circuit(model), self._gates.quota(model)
+        if circuit.is_open and quota.is_open:
+            return Entry(model, False, False)
+        wait = max(circuit.opens_in, quota.opens_in)
+        if wait > LONGEST_WAIT or (has_next and circuit.opens_in):
+            kind = "overloaded" if circuit.opens_in else "rate_limited"
+            raise ModelError(f"{model.name} is not asked for another {wait:.0f} s.", kind=kind, retry_after=wait)
+        if wait and self._attempts == 1:
+            self._note("model_wait", model=model.name, wait=round(wait, 3), circuit=not circuit.is_open)
+        try:
+            return await within(self._clock, self._time_left, self._gates.enter(model))
+        except TimeoutError:
+            raise ModelError(f"{model.name} did not get free in time.", kind="rate_limited") from None
+
+    async def _stream(self, model: Model, request: ModelRequest) -> ModelResponse:
+        feed, items, head = self._desk.log.feed, self._items, self._desk.log.state.seq
+        self._draft.begin(items)
+        stream = model.stream(request)
+        try:
+            async for item in stream:
+                if isinstance(item, ModelResponse):
+                    return item
+                items.append(item)
+                if feed.watched:
+                    feed.show(head, item)
+                    if not len(items) % YIELD_EVERY:
+                        await asyncio.sleep(0)
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+        raise ModelError("The stream ended without an answer.", kind="cut")
+
+    async def _after(self, error: ModelError, at: int, number: int) -> Step | ModelResponse:
+        """What follows a failed attempt; waits where there is something to wait for."""
+        model = self._models[at]
+        received = receive(self._items)
+        self._count_waste(model)
+        wait = _wait_after(error, number)
+        if self._entry is not None:
+            self._gates.fail(self._entry, error, _clip(wait))
+        if error.retryable and isinstance(kept := plan_after(received, continues=False), Keep):
+            self._note("model_recovery", model=model.name, kind=error.kind, plan="kept")
+            return ModelResponse(kept.parts, "calls")
+        step = self._own_step(error, at, number, wait)
+        if self._on_error is not None:
+            step = await self._ask_user(error, at, number, received, step)
+            if step == "continue":
+                self._note("model_recovery", model=model.name, kind=error.kind, plan="continued without the rest")
+                return ModelResponse(received.parts)
+        wait = _clip(wait) if step == "retry" else None
+        what: dict[str, JSON] = {"model": model.name, "attempt": self._attempts, "kind": error.kind, "wait": wait}
+        self._note("model_attempt", **what, detail=str(error))
+        if step == "switch":
+            self._note("model_switch", model=self._models[at + 1].name, instead_of=model.name)
+        if step != "abort":
+            self._recover(received, model, self._models[at + (step == "switch")], str(error))
+        else:
+            self._discard(str(error))
+        if wait and error.kind != "rate_limited":
+            await sleep(self._clock, wait)
+        return step
+
+    def _own_step(self, error: ModelError, at: int, number: int, wait: float | None) -> Step:
+        tries = MAX_ATTEMPTS if at == 0 else 1
+        if not error.switchable or self._attempts >= MOST_ATTEMPTS:
+            return "abort"
+        is_shut_out = self._entry is None
+        if error.retryable and number < tries and wait is not None and wait < self._time_left and not is_shut_out:
+            return "retry"
+        return "switch" if at + 1 < len(self._models) else "abort"
+
+    async def _ask_user(self, error: ModelError, at: int, number: int, received: Received, step: Step) -> Step:
+        assert self._on_error is not None
+        later = tuple(model.name for model in self._models[at + 1 :])
+        trouble = ModelTrouble(
+            error, self._models[at].name, self._turn, number, received=received.text, fallbacks=later, step=step
+        )
+        try:
+            answer = await ask(self._on_error, trouble, self._desk.world.model)
+        except Exception as failed:  # noqa: BLE001 - user code
+            self._note("hook_failed", hook="on_model_error", detail=describe(failed))
+            return step
+        if not isinstance(answer, str):
+            self._models.insert(at + 1, answer)
+            answer = "switch"
+        if answer == "switch" and at + 1 == len(self._models):
+            answer = "abort"
+        is_over = self._attempts >= MOST_ATTEMPTS or self._time_left <= 0
+        return "abort" if is_over and answer != "continue" else answer
+
+    def _recover(self, received: Received, model: Model, successor: Model, reason: str) -> None:
+        """Prepares the next attempt: from the prefix where its model goes on from one, else from the beginning."""
+        traits = traits_of(successor)
+        if traits.provider != traits_of(model).provider:
+            received = translate(received)
+        plan = plan_after(received, continues=traits.continues)
+        if not isinstance(plan, Continue):
+            self._request = replace(self._request, prefix=())
+            self._discard(reason)
+            return
+        self._request = replace(self._request, prefix=plan.prefix)
+        self._note("model_recovery", model=successor.name, plan="continued")
+        if not plan.is_clean:
+            self._discard(reason)
+            self._items = as_items(plan.prefix)
+            self._show(self._items)
+
+    def _discard(self, reason: str) -> None:
+        self._desk.publish(AttemptDiscarded(self._turn, self._attempts, reason))
+        self._items = []
+
+    def _show(self, items: Sequence[ModelDelta]) -> None:
+        for item in items:
+            self._desk.publish(item)
+
+    async def _pick_up(self) -> ModelResponse | None:
+        """Goes on from what a dead predecessor had received of this turn."""
+        self._items = await read_draft(self._desk.world.store, self._desk.log.uid, self._turn)
+        if not self._items:
+            return None
+        model = self._models[0]
+        received = receive(self._items)
+        plan = plan_after(received, continues=traits_of(model).continues)
+        self._items = []
+        match plan:
+            case Keep(parts=parts):
+                self._note("model_recovery", model=model.name, kind="crash", plan="kept")
+                return ModelResponse(parts, "calls")
+            case Continue(prefix=prefix):
+                self._note("model_recovery", model=model.name, kind="crash", plan="continued")
+                self._request = replace(self._request, prefix=prefix)
+                self._items = as_items(prefix)
+                self._show(self._items)
+            case Restart():
+                self._note("model_recovery", model=model.name, kind="crash", plan="restarted")
+        return None
+
+    def _count_waste(self, model: Model) -> None:
+        """An attempt that had begun to answer is paid for, though nobody says how much."""
+        new = receive(self._items[self._before :])
+        if not new.parts and not (new.open_call or new.open_thought):
+            return
+        wasted = Usage(self._desk.log.state.context_tokens, estimate_tokens(new.parts), estimated=True)
+        cost = model.cost(wasted)
+        self._wasted += wasted
+        self._wasted_usd = None if cost is None or self._wasted_usd is None else self._wasted_usd + cost
+
+    def _answered(self, model: Model, response: ModelResponse) -> Answered:
+        return Answered(model, response, self._wasted, self._wasted_usd)
+
+    def _note(self, fact: str, **data: JSON) -> None:
+        self._desk.note(Noted(fact, {"turn": self._turn, **data}))
+
+    @property
+    def _time_left(self) -> float:
+        return LONGEST_CLIMB - (self._clock.monotonic() - self._began)
+
+
+def _wait_after(error: ModelError, number: int) -> float | None:
+    """Seconds until the next attempt: what the provider asks for and a little more, or back-off with full jitter.
+
+    None where it asks for more than anybody should wait here.
+    """
+    if error.retry_after is None:
+        return round(random() * min(LONGEST_WAIT, 0.5 * 2**number), 3)
+    if error.retry_after > LONGEST_WAIT:
+        return None
+    asked = max(0.0, error.retry_after)
+    return round(asked + random() * min(1.0, asked * 0.1), 3)
+
+
+def _clip(wait: float | None) -> float:
+    return LONGEST_WAIT if wait is None else wait
