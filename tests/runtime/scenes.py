@@ -43,7 +43,7 @@ async def turned(clock: ManualClock, condition: Callable[[], object], step: floa
         await asyncio.sleep(0.002)
 
 
-async def seen(session: Session[Any], kind: type[T], count: int = 1, **fields: object) -> T:
+async def seen(session: Session[Any], kind: type[T], count: int = 1, /, **fields: object) -> T:
     """Follows the session until it has this many events of the kind with these fields; the last of them."""
 
     async def look() -> T:
@@ -69,7 +69,7 @@ def collect(stream: AsyncIterator[T], items: list[T]) -> asyncio.Future[None]:
     return asyncio.ensure_future(read())
 
 
-async def events(session: Session[Any], kind: type[T], **fields: object) -> list[T]:
+async def events(session: Session[Any], kind: type[T], /, **fields: object) -> list[T]:
     """The session's events of one kind, as the store has them."""
     return [
         record.event

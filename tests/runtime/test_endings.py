@@ -220,7 +220,7 @@ async def test_cancel_of_a_run_that_waits(store: str | Store) -> None:
     async with Runtime(store, agents=[agent]) as runtime:
         session = await runtime.open(agent, id="x")
         run = await session.start("go")
-        await seen(session, CallSuspended, count=2)
+        await seen(session, CallSuspended, 2)
         await cancelled(session, run)
         assert [outcome for _, outcome, _ in await told(session)] == ["cancelled", "cancelled"]
         assert await session.pending() == ()
@@ -334,7 +334,7 @@ async def test_a_cancel_that_nobody_heard_is_obeyed_by_the_next_driver(store: st
     async with crashing(store, agents=[agent]) as runtime:
         session = await runtime.open(agent, id="x")
         await session.start("go", key="k")
-        await seen(session, CallStarted, count=2)
+        await seen(session, CallStarted, 2)
     async with Runtime(store, engine=None) as runtime:
         await (await runtime.session("x")).cancel(by="ops")
     async with Runtime(store, agents=[agent]) as runtime:

@@ -122,7 +122,7 @@ async def test_calls_under_way_at_the_cut_are_unknown_and_pending_ones_supersede
     async with Runtime(store, agents=[agent]) as runtime:
         parent = await runtime.open(agent, id="x")
         await parent.start("go")
-        await seen(parent, CallStarted, count=2)
+        await seen(parent, CallStarted, 2)
         await seen(parent, CallSuspended)
         fork = await parent.fork()
         assert await fork.pending() == ()

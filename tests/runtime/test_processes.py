@@ -254,7 +254,7 @@ async def test_a_process_that_is_killed_is_followed_by_another(tmp_path: Path) -
         run = await session.start("go", key="k")
         first = Worker(tmp_path, HANG="1")
         try:
-            await seen(session, CallStarted, count=2)
+            await seen(session, CallStarted, 2)
             await until(lambda: ledger.exists() and len(ledger.read_text().splitlines()) == 2)
         finally:
             first.kill()

@@ -95,7 +95,8 @@ def plan_after(received: Received, *, continues: bool) -> Plan:
 def translate(received: Received) -> Received:
     """For another provider, to which thoughts and opaque parts mean nothing."""
     kept = [replace(part, extras=None) for part in received.parts if isinstance(part, Text | ToolCall)]
-    return Received(tuple(kept), received.open_call, received.open_thought)
+    merged = receive(as_items(kept)).parts
+    return Received(merged, received.open_call, received.open_thought)
 
 
 def as_items(parts: Iterable[AnswerPart]) -> list[ModelDelta]:

@@ -2,7 +2,8 @@
 
 Rule 1: what a list answers is a function of the conversation: entry n belongs to the request that holds n
 answers already, so a run that is killed and picked up by a new process gets the answers it would have got.
-Rule 2: errors and cut streams leave no answer behind; each comes once in a process, before the next answer.
+Rule 2: errors and cut streams leave no answer behind (except for whole calls, which are kept); each comes once in a
+process, before the next answer.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import TypeAlias, cast
 
 import msgspec
 
-from perdure.core.deltas import ModelDelta
+from perdure.core.deltas import ModelDelta, PartClosed
 from perdure.core.errors import ModelError, ModelErrorKind, UsageError
-from perdure.core.messages import JSON, AssistantMessage, Message, StopReason, Usage
+from perdure.core.messages import JSON, AssistantMessage, Message, StopReason, ToolCall, Usage
 from perdure.ports import Clock, ModelRequest, ModelResponse, ModelTraits
 from perdure.runtime.clock import SystemClock, sleep
 from perdure.testing.replies import Answer, Reply, Stream, call, prepare
@@ -173,8 +174,13 @@ def _read_entries(script: object) -> tuple[Answer, ...]:
 
 def _find_starts(streams: tuple[Stream, ...]) -> tuple[int, ...]:
     """Where to look for the answer after 0, 1, 2 … answers: right behind the last of them."""
-    answers = (at for at, stream in enumerate(streams) if not isinstance(stream.end, Exception))
-    return (0, *(at + 1 for at in answers))
+    return (0, *(at + 1 for at, stream in enumerate(streams) if _leaves_answer(stream)))
+
+
+def _leaves_answer(stream: Stream) -> bool:
+    """A stream that is cut behind a whole call is kept as the answer of its turn."""
+    closed = (piece.part for piece in stream.pieces if isinstance(piece, PartClosed))
+    return not isinstance(stream.end, Exception) or any(isinstance(part, ToolCall) for part in closed)
 
 
 class _WrittenCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,175 @@
+"""Gates: one probe when the time has come, the rest when it got through, in the order of their coming."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure import Agent, ModelError, Runtime
+from perdure.events import Noted
+from perdure.ports import ModelTraits, Store
+from perdure.runtime.gates import TRIPPED_FOR, TRIPS_AFTER, Gate, Gates
+from perdure.testing import ManualClock, ScriptedModel
+from tests.runtime.scenes import events, soon, turned, until
+
+
+async def entering(gate: Gate, passed: list[int], number: int) -> None:
+    await gate.enter()
+    passed.append(number)
+
+
+async def test_an_open_gate_lets_everybody_through() -> None:
+    gate = Gate(ManualClock())
+    assert not await soon(gate.enter())
+    assert gate.opens_in == 0
+
+
+async def test_a_shut_gate_lets_one_probe_through_and_the_rest_behind_its_success() -> None:
+    clock, passed = ManualClock(), list[int]()
+    gate = Gate(clock)
+    gate.shut(10, by_probe=False)
+    tasks = [asyncio.ensure_future(entering(gate, passed, number)) for number in range(5)]
+    await clock.advance(9.9)
+    assert passed == []
+    await clock.advance(0.2)
+    assert passed == [0], "one tries, the others wait for what it finds"
+    gate.open()
+    await soon(asyncio.gather(*tasks))
+    assert passed == [0, 1, 2, 3, 4]
+
+
+async def test_a_gate_is_only_ever_shut_for_longer() -> None:
+    clock = ManualClock()
+    gate = Gate(clock)
+    gate.shut(30, by_probe=False)
+    gate.shut(5, by_probe=False)
+    assert gate.opens_in == 30
+    gate.open()
+    gate.shut(5, by_probe=False)
+    assert gate.opens_in == 5, "a success begins anew"
+
+
+async def test_a_probe_that_fails_makes_the_others_wait_on() -> None:
+    clock, passed = ManualClock(), list[int]()
+    gate = Gate(clock)
+    gate.shut(10, by_probe=False)
+    tasks = [asyncio.ensure_future(entering(gate, passed, number)) for number in range(3)]
+    await clock.advance(10)
+    gate.shut(20, by_probe=True)
+    await clock.advance(19)
+    assert passed == [0]
+    await clock.advance(1)
+    assert passed == [0, 1]
+    gate.open()
+    await soon(asyncio.gather(*tasks))
+
+
+async def test_a_probe_that_is_cancelled_gives_its_place_to_the_next() -> None:
+    clock, passed = ManualClock(), list[int]()
+    gate = Gate(clock)
+    gate.shut(10, by_probe=False)
+    first, second, third = (asyncio.ensure_future(entering(gate, passed, number)) for number in range(3))
+    await asyncio.sleep(0)
+    second.cancel()
+    await clock.advance(10)
+    assert passed == [0]
+    gate.step_back()
+    await clock.advance(0)
+    assert passed == [0, 2], "who left the line is passed over"
+    gate.open()
+    await asyncio.gather(first, second, third, return_exceptions=True)
+
+
+async def test_five_failures_in_a_row_trip_the_circuit_and_a_success_closes_it() -> None:
+    clock = ManualClock()
+    gates, model = Gates(clock), ScriptedModel([])
+    error = ModelError("down", kind="server")
+    for _ in range(TRIPS_AFTER - 1):
+        gates.fail(await gates.enter(model), error, 0)
+    gates.succeed(await gates.enter(model))
+    for _ in range(TRIPS_AFTER - 1):
+        gates.fail(await gates.enter(model), error, 0)
+    assert gates.circuit(model).is_open, "in a row"
+    gates.fail(await gates.enter(model), error, 0)
+    assert gates.circuit(model).opens_in == TRIPPED_FOR
+    await clock.advance(TRIPPED_FOR)
+    probe = await soon(gates.enter(model))
+    assert probe.probes_circuit
+    waiting = asyncio.ensure_future(gates.enter(model))
+    await clock.advance(1)
+    assert not waiting.done(), "one probe at a time"
+    gates.fail(probe, error, 0)
+    assert gates.circuit(model).opens_in == TRIPPED_FOR
+    await clock.advance(TRIPPED_FOR)
+    gates.succeed(await soon(waiting))
+    assert gates.circuit(model).is_open
+
+
+async def test_a_request_that_is_wrong_says_nothing_about_the_circuit() -> None:
+    gates, model = Gates(ManualClock()), ScriptedModel([])
+    for _ in range(2 * TRIPS_AFTER):
+        gates.fail(await gates.enter(model), ModelError("no", kind="invalid_request"), 0)
+    assert gates.circuit(model).is_open
+
+
+async def test_a_rate_limit_holds_for_all_agents_that_share_the_quota(memory: Store) -> None:
+    """The second session waits before its first attempt, and starts as soon as the first one got through."""
+    clock = ManualClock()
+    shared = ModelTraits(quota="key-1")
+    one = ScriptedModel([ModelError.rate_limited(retry_after=30), "One."], name="one", traits=shared)
+    two = ScriptedModel(["Two."], name="two", traits=shared)
+    other = ScriptedModel(["Other."], name="other", traits=ModelTraits(quota="key-2"))
+    agents = [Agent(name=model.name, model=model) for model in (one, two, other)]
+    async with Runtime(memory, agents=agents, clock=clock) as runtime:
+        sessions = [await runtime.open(agent) for agent in agents]
+        first = await sessions[0].start("go")
+        await until(lambda: len(one.requests) == 1)
+        await clock.advance(0)
+        second = await sessions[1].start("go")
+        assert (await soon(sessions[2].run("go"))).output == "Other.", "another key has its own quota"
+        await clock.advance(29)
+        assert two.requests == [], "it waits before its first attempt too"
+        await turned(clock, lambda: len(sessions[1].state.ended) == 1)
+        assert ((await first).output, (await second).output) == ("One.", "Two.")
+        (note,) = await events(sessions[1], Noted, kind="model_wait")
+        assert note.data["model"] == "two"
+        assert 0 < note.data["wait"] <= 31
+
+
+async def test_with_a_fallback_nobody_waits_for_a_tripped_circuit(memory: Store) -> None:
+    clock = ManualClock()
+    down = ScriptedModel(lambda _: ModelError("down", kind="server"), name="down")
+    spare = ScriptedModel(lambda _: "Spare.", name="spare")
+    agent = Agent(name="clerk", model=[down, spare])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        for number in range(2):
+            session = await runtime.open(agent)
+            run = await session.start("go")
+            await turned(clock, lambda: len(session.state.ended) == 1, 0.5)  # noqa: B023 - awaited in this round
+            assert (await run).output == "Spare.", number
+        assert len(down.requests) == TRIPS_AFTER, "four of the first, one of the second, then the circuit is open"
+        session = await runtime.open(agent)
+        result = await soon(session.run("go"))
+        assert result.output == "Spare."
+        assert len(down.requests) == TRIPS_AFTER
+        (note,) = await events(session, Noted, kind="model_attempt")
+        assert (note.data["kind"], note.data["wait"]) == ("overloaded", None)
+        await clock.advance(TRIPPED_FOR)
+        session = await runtime.open(agent)
+        await session.start("go")
+        await turned(clock, lambda: len(session.state.ended) == 1, 0.5)
+        assert len(down.requests) == TRIPS_AFTER + 1, "one probe"
+
+
+async def test_without_a_fallback_a_tripped_circuit_is_waited_for(memory: Store) -> None:
+    clock = ManualClock()
+    answers: list[object] = [ModelError("down", kind="server") for _ in range(TRIPS_AFTER)]
+
+    def flaky(_: object) -> object:
+        return answers.pop() if answers else "Back."
+
+    agent = Agent(name="clerk", model=ScriptedModel(flaky))  # type: ignore[arg-type]
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        sessions = [await runtime.open(agent) for _ in range(2)]
+        runs = [await session.start("go") for session in sessions]
+        await turned(clock, lambda: all(len(session.state.ended) for session in sessions))
+        assert [(await run).output for run in runs] == ["Back.", "Back."]
