@@ -23,6 +23,8 @@ MODULE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 8
 CORE_LINES = 1400
+VOCABULARY = {"messages", "specs", "events", "commands", "actions", "deltas", "errors"}
+"""The modules of the core that only declare; the closed unions in them have their own budget."""
 EVENT_KINDS = 26
 
 MANY_PARAMETERS = {
@@ -31,6 +33,8 @@ MANY_PARAMETERS = {
     "cli/decide.py:_decide",
     "cli/run.py:run",
     "cli/run.py:_run",
+    # What one run may have of its own: the surface names each of them.
+    "runtime/session.py:run",
 }
 """Where more than eight parameters are right; every entry says why."""
 
@@ -117,7 +121,9 @@ def test_no_function_takes_more_than_it_may() -> None:
 
 
 def test_the_core_stays_small() -> None:
-    assert sum(len(module.code) for module in CORE) <= CORE_LINES
+    acting = [module for module in CORE if module.name.removeprefix("core/").removesuffix(".py") not in VOCABULARY]
+    assert sum(len(module.code) for module in acting) <= CORE_LINES
+    assert VOCABULARY <= {module.name.removeprefix("core/").removesuffix(".py") for module in CORE}
 
 
 def test_the_union_of_events_stays_small() -> None:

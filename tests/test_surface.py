@@ -62,6 +62,7 @@ KINDS = [
     "RunResumed",
     "RunStarted",
     "SessionOpened",
+    "SettingsChanged",
     "StopRequested",
 ]
 
@@ -89,6 +90,7 @@ SESSION = {
     "resume",
     "run",
     "send",
+    "set_model",
     "start",
     "state",
     "stop",
@@ -98,7 +100,7 @@ SESSION = {
     "usage",
 }
 
-RESULT = {"cost_usd", "detail", "output", "pending", "reason", "run", "turns", "usage"}
+RESULT = {"cost_usd", "detail", "last_value", "output", "pending", "reason", "run", "turns", "usage"}
 
 
 def test_the_package_exports_exactly_this() -> None:

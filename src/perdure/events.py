@@ -17,6 +17,7 @@ from perdure.core.events import (
     RunResumed,
     RunStarted,
     SessionOpened,
+    SettingsChanged,
     StopRequested,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "RunResumed",
     "RunStarted",
     "SessionOpened",
+    "SettingsChanged",
     "StopRequested",
 ]

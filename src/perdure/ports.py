@@ -227,16 +227,17 @@ class Model(Protocol):
 
 
 @runtime_checkable
-class Traited(Protocol):
-    """A model that tells its traits."""
+class Connected(Protocol):
+    """A model with traits, and with connections or processes of its own.
+
+    The Runtime prepares it, so that its first request pays for nothing but itself, and closes it; when it is asked
+    after that, it opens again.
+    """
 
     @property
     def traits(self) -> ModelTraits: ...
 
-
-@runtime_checkable
-class Closing(Protocol):
-    """A model that holds connections or processes; the Runtime closes it, and it opens again when it is asked."""
+    def prepare(self) -> None: ...
 
     async def close(self) -> None: ...
 

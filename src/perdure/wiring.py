@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from perdure.core.errors import NotFound, UsageError
 from perdure.core.events import DecisionKind
@@ -24,6 +24,9 @@ from perdure.runtime.results import RunResult
 from perdure.runtime.session import Session
 from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.world import World
+
+if TYPE_CHECKING:
+    from perdure.models.http import HttpClient
 
 T = TypeVar("T")
 
@@ -46,14 +49,34 @@ def resolve_store(store: str | Store) -> Store:
     raise UsageError(f"{store!r} names no store; take 'memory:' or 'sqlite:PATH'.")
 
 
-def resolve_model(name: str) -> Model:
+def resolve_model(name: str, client: HttpClient | None = None) -> Model:
     """`provider:model`; a provider's code is imported when it is first named."""
     provider, _, rest = name.partition(":")
     if provider == "scripted" and rest:
         from perdure.testing.scripted import scripted_from_json
 
         return scripted_from_json(rest)
-    raise UsageError(f"Nobody provides the model {name!r}; take 'scripted:FILE.json' or pass a Model.")
+    from perdure.models import from_string
+
+    return from_string(name, client)
+
+
+class Models:
+    """Makes models of their names, for one Runtime: those that speak HTTP share their connections."""
+
+    def __init__(self) -> None:
+        self._client: HttpClient | None = None
+
+    def resolve(self, name: str) -> Model:
+        from perdure.models.http import HttpClient
+
+        if self._client is None:
+            self._client = HttpClient()
+        return resolve_model(name, self._client)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
 
 
 def resolve_engine(engine: str | Engine | None, clock: Clock) -> Engine | None:
@@ -105,17 +128,20 @@ class Runtime:
             store = resolve_store(self._store)
             await store.open()
             stack.push_async_callback(store.close)
-            override = resolve_model(self._model) if isinstance(self._model, str) else self._model
+            models = Models()
+            stack.push_async_callback(models.close)
+            override = models.resolve(self._model) if isinstance(self._model, str) else self._model
             world = World(
                 store,
                 self._clock,
                 DaemonThreads(),
-                resolve_model,
+                models.resolve,
                 override,
                 await _enter_deps(self._deps, stack),
                 self._middleware,
             )
             host = Host(world, resolve_engine(self._engine, self._clock))
+            stack.push_async_callback(host.close_models)
             for agent in self._agents:
                 host.bind(agent)
             await host.start()
