@@ -35,6 +35,8 @@ _decoder: msgspec.json.Decoder[DraftChunk] = msgspec.json.Decoder(DraftChunk)
 class DraftWriter:
     """Saves a growing list of deltas, of which it sees the new ones once a second."""
 
+    __slots__ = ("_clock", "_epoch", "_fresh", "_items", "_saved", "_saving", "_session", "_store", "_timer", "_turn")
+
     def __init__(self, store: Store, clock: Clock, session: str, epoch: int, turn: int) -> None:
         self._store = store
         self._clock = clock
@@ -55,11 +57,15 @@ class DraftWriter:
         if self._timer is None:
             self._timer = self._clock.call_later(SAVE_EVERY, self._tick)
 
-    async def end(self) -> None:
-        """Stops saving; afterwards nothing of this writer is under way."""
+    def end(self) -> bool:
+        """Stops saving; True if something of it is still under way."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        return self._saving is not None and not self._saving.done()
+
+    async def settle(self) -> None:
+        """A write that overtook the answer's commit would leave a draft of nothing."""
         if self._saving is not None:
             await asyncio.wait((self._saving,))
 

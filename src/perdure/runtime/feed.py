@@ -1,15 +1,14 @@
 """Live fan-out of records and deltas.
 
-Rule 1: a consumer holds at most `limit` items; a slow or vanished one never slows a run. Rule 2: a record is never
+Rule 1: at most `limit` items wait for a consumer; a slow or vanished one never slows a run. Rule 2: a record is never
 lost: a consumer that overflowed is told up to where it has to read the log again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
-from weakref import WeakSet
+from weakref import ref
 
 import msgspec
 
@@ -38,7 +37,7 @@ class Consumer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._items: deque[Record | Shown] = deque()
+        self._items: list[Record | Shown] = []
         self._lagged: Lagged | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
@@ -47,63 +46,70 @@ class Consumer:
         if len(self._items) >= self._limit:
             self._overflow()
         self._items.append(item)
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     def close(self) -> None:
         self._closed = True
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    async def get(self) -> Record | Shown | Lagged | None:
-        """The next item in order; None once closed and empty."""
-        while True:
-            if self._lagged is not None:
-                lagged, self._lagged = self._lagged, None
-                return lagged
-            if self._items:
-                return self._items.popleft()
+    async def take(self) -> Sequence[Record | Shown | Lagged]:
+        """All that has come, in order, as soon as there is anything; nothing once closed and empty."""
+        while not self._items and self._lagged is None:
             if self._closed:
-                return None
+                return ()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        items, self._items = self._items, []
+        if self._lagged is None:
+            return items
+        lagged, self._lagged = self._lagged, None
+        return [lagged, *items]
 
     def _overflow(self) -> None:
         lagged = self._lagged or Lagged(0, 0)
         records = [item for item in self._items if isinstance(item, Record)]
         head = records[-1].seq if records else lagged.head
         self._lagged = Lagged(head, lagged.deltas + len(self._items) - len(records))
-        self._items.clear()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._items = []
 
 
 class Feed:
-    """The consumers of one session; forgotten with the last reference to them."""
+    """The consumers of one session; forgotten with the last reference to them. `watched` is true while it has any."""
+
+    __slots__ = ("__weakref__", "watched")
 
     def __init__(self) -> None:
-        self._consumers: WeakSet[Consumer] = WeakSet()
-
-    @property
-    def watched(self) -> bool:
-        return bool(self._consumers)
+        self.watched: tuple[ref[Consumer], ...] = ()
 
     def subscribe(self, limit: int = LIMIT) -> Consumer:
         consumer = Consumer(limit)
-        self._consumers.add(consumer)
+        self.watched = (*self.watched, ref(consumer, self._forget))
         return consumer
 
     def publish(self, records: Sequence[Record]) -> None:
-        for consumer in self._consumers:
+        for consumer in self._consumers():
             for record in records:
                 consumer.push(record)
 
     def show(self, head: int, delta: Delta) -> None:
         """Call it only if `watched`: what nobody reads is not even wrapped."""
         shown = Shown(head, delta)
-        for consumer in self._consumers:
-            consumer.push(shown)
+        for find in self.watched:
+            consumer = find()
+            if consumer is not None:
+                consumer.push(shown)
 
     def close(self) -> None:
-        for consumer in self._consumers:
+        for consumer in self._consumers():
             consumer.close()
+
+    def _consumers(self) -> list[Consumer]:
+        return [consumer for find in self.watched if (consumer := find()) is not None]
+
+    def _forget(self, gone: ref[Consumer]) -> None:
+        self.watched = tuple(find for find in self.watched if find is not gone)

@@ -22,23 +22,24 @@ async def follow(log: SessionLog, store: Store, after: int) -> AsyncIterator[Rec
         async for record in _read(log, store, seq, log.state.seq):
             seq = record.seq
             yield record
-        while (item := await consumer.get()) is not None:
-            match item:
-                case Record():
-                    async for record in _read(log, store, seq, item.seq - 1):
-                        yield record
-                    if item.seq > seq:
-                        seq = item.seq
-                        yield item
-                case Lagged(head=head, deltas=deltas):
-                    async for record in _read(log, store, seq, head):
-                        seq = record.seq
-                        yield record
-                    if deltas:
-                        yield DeltasDropped(deltas)
-                case Shown(head=head, delta=delta):
-                    if head >= seq:
-                        yield delta
+        while items := await consumer.take():
+            for item in items:
+                match item:
+                    case Shown():
+                        if item.head >= seq:
+                            yield item.delta
+                    case Record():
+                        async for record in _read(log, store, seq, item.seq - 1):
+                            yield record
+                        if item.seq > seq:
+                            seq = item.seq
+                            yield item
+                    case Lagged(head=head, deltas=deltas):
+                        async for record in _read(log, store, seq, head):
+                            seq = record.seq
+                            yield record
+                        if deltas:
+                            yield DeltasDropped(deltas)
     finally:
         log.detach()
 

@@ -97,7 +97,8 @@ class Ladder:
                 return self._answered(self._models[0], kept)
             return await self._climb()
         finally:
-            await self._draft.end()
+            if self._draft.end():
+                await self._draft.settle()
 
     async def _climb(self) -> Answered | GaveUp:
         at, number = 0, 1
@@ -120,8 +121,11 @@ class Ladder:
         self._before = len(self._items)
         self._entry = None
         entry = await self._enter(model, has_next=has_next)
+        request = self._request
+        if request.model != model.name:
+            request = self._request = replace(request, model=model.name)
         try:
-            response = await self._stream(model, replace(self._request, model=model.name))
+            response = await self._stream(model, request)
         except ModelError:
             self._entry = entry
             raise
@@ -131,7 +135,7 @@ class Ladder:
         self._gates.succeed(entry)
         if response.notes:
             self._note("model_notes", model=model.name, notes=response.notes)
-        return replace(response, parts=join_answer(self._request.prefix, response.parts))
+        return replace(response, parts=join_answer(request.prefix, response.parts)) if request.prefix else response
 
     async def _enter(self, model: Model, *, has_next: bool) -> Entry:
         """Through the model's gates; a ModelError where waiting would not help, or another model will do."""
