@@ -1,4 +1,4 @@
-"""Every Python example of the README and the guide runs as it is written."""
+"""Every Python example of the README and the guides runs as it is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 EXAMPLES = [
     pytest.param(block, id=f"{page.name}-{number}")
-    for page in (ROOT / "README.md", ROOT / "docs" / "guide.md")
+    for page in (ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md")
     for number, block in enumerate(BLOCK.findall(page.read_text()), 1)
 ]
 

@@ -179,6 +179,8 @@ class Host:
                 # What this process saw last may be old: whether there is nothing to do, only the log can say.
                 await log.refresh()
                 if log.state is state:
+                    # The work may have been left by a process that died: no new fact will call for it.
+                    self.submit(log.uid)
                     return ()
                 continue
             change = Change(state)
