@@ -31,6 +31,9 @@ COMMANDS = [
     ("sessions", "records"),
     ("sessions", "fork"),
     ("sessions", "delete"),
+    ("model", "pull"),
+    ("model", "list"),
+    ("model", "remove"),
     ("doctor",),
     ("bench",),
 ]

@@ -28,7 +28,6 @@ WRONG_WORDS = {
     "run": "Missing argument 'PROMPT'; see perdure run --help.",
     "frob": "No such command 'frob'; see perdure --help.",
     "run hello --frob": "No such option: --frob",
-    "run hello": "There is no model to ask; give --model scripted:FILE.json, or an agent with --agent FILE.py:NAME.",
     "run hello --model nobody:x": "Nobody provides the model 'nobody:x';",
     "run hello --model scripted:none.json": "The script none.json cannot be read (No such file or directory);",
     "run hello --agent agents.py": "--agent 'agents.py': write it as FILE.py:NAME, for example agents.py:clerk.",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from perdure.cli.choice import chosen_model
 from perdure.core.errors import UsageError
 from perdure.runtime.agent import Agent
 from perdure.wiring import resolve_model
@@ -24,7 +25,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="provider:model, or scripted:FILE.json. Where none is named at all: PERDURE_MODEL.",
+        help="provider:model, local:NAME or scripted:FILE.json. Where none is named: PERDURE_MODEL, or what is there.",
         show_default=False,
     ),
 ]
@@ -34,16 +35,11 @@ ASSISTANT = "assistant"
 
 def load_agent(where: str | None, model: str | None) -> Agent[Any]:
     """The agent that --agent names, or a plain assistant without tools; --model comes before an agent's own model."""
-    default = os.environ.get("PERDURE_MODEL")
     if where is not None:
         agent = _from_file(where)
-        chosen = model or ("" if agent.model else default)
+        chosen = model or ("" if agent.model else os.environ.get("PERDURE_MODEL"))
         return replace(agent, model=resolve_model(chosen)) if chosen else agent
-    chosen = model or default
-    if not chosen:
-        raise UsageError(
-            "There is no model to ask; give --model scripted:FILE.json, or an agent with --agent FILE.py:NAME."
-        )
+    chosen = model or chosen_model()
     return Agent(name=ASSISTANT, instructions="You are a helpful assistant.", model=resolve_model(chosen))
 
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 from importlib.metadata import version
 from typing import Literal
 
 import msgspec
 
 from perdure.cli.agents import load_agent
+from perdure.cli.choice import KEYS, PULL, has_local_extra
 from perdure.cli.terminal import store_url
 from perdure.cli.words import count, shell
 from perdure.core.errors import PerdureError, UsageError
 from perdure.core.state import fold
 from perdure.core.transcript import unpaired
+from perdure.models.weights import here
 from perdure.ports import SessionQuery, SessionRow, Store
 from perdure.runtime.tools import as_tool
 from perdure.wiring import resolve_store
 
-KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY")
 SAFE_SQLITE = (3, 51, 3)
 
 
@@ -52,6 +55,33 @@ def check_keys() -> list[Finding]:
     if found:
         return [Finding("ok", f"keys found: {', '.join(found)} (values are never shown)")]
     return [Finding("note", "no provider's key in the environment", f"Set one of {', '.join(KEYS)}.")]
+
+
+def check_local() -> list[Finding]:
+    """What local models need: the extra, which has to load, and weights; who has a key may do without."""
+    missing = "ok" if any(os.environ.get(name) for name in KEYS) else "note"
+    pulled = [f"{weights.name} ({weights.size / 1e6:,.0f} MB)" for weights in here()]
+    if pulled:
+        models = Finding("ok", f"local models here: {', '.join(pulled)}")
+    else:
+        models = Finding(missing, "no local model here", f"Get a small one that needs no key: {PULL}")
+    if not has_local_extra():
+        return [Finding(missing, "local models need an extra", "Install it: pip install 'perdure[local]'"), models]
+    return [_check_extra(), models]
+
+
+def _check_extra() -> Finding:
+    """In a process of its own: what fails in native code may end it."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import xllamacpp"], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode == 0:
+        return Finding("ok", f"xllamacpp {version('xllamacpp')}, for local models")
+    why = (done.stderr.splitlines() or [f"it ended with {done.returncode}"])[-1]
+    todo = "Install it again: pip install --force-reinstall xllamacpp"
+    if "libgomp" in why:
+        todo = "Install the system's package libgomp1."
+    return Finding("wrong", f"xllamacpp cannot be loaded ({why})", todo)
 
 
 async def check_store_health(url: str | None) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What the shell offers after Tab: sessions, pending decisions and the words of a decision."""
+"""What the shell offers after Tab: sessions, pending decisions, models and the words of a decision."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def pending_ids(ctx: typer.Context, incomplete: str) -> list[str]:
         return [item.id for item in await runtime.pending() if item.id.startswith(incomplete)]
 
     return _look(ctx, read)
+
+
+def model_names(incomplete: str) -> list[str]:
+    from perdure.models.weights import CATALOGUE
+
+    return [name for name in CATALOGUE if name.startswith(incomplete)]
 
 
 def decisions(incomplete: str) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from perdure.cli.answers import answers_for, is_interactive, who
 from perdure.cli.attend import attend
+from perdure.cli.choice import chosen_model
 from perdure.cli.driving import Driving, Given
 from perdure.cli.screen import open_screen
 from perdure.cli.terminal import OK
@@ -63,7 +64,8 @@ class Conversation:
         state = self._session.state
         past = f" · {count(state.runs, 'run')} so far, /show shows them" if state.runs else ""
         if not self._given.json:
-            self._screen.line("◆", f"session {self._session.id} · agent {self._session.agent}{past}", "bold")
+            chosen = f" · model {chosen_model()}" if self._given.agent is None and self._given.model is None else ""
+            self._screen.line("◆", f"session {self._session.id} · agent {self._session.agent}{chosen}{past}", "bold")
             self._screen.line(" ", f"{KEYS} /help lists the commands." if not past else "/help helps.", "dim")
         if state.run or state.queue:
             self._screen.line("·", "its last run was left open; going on with it", "dim")

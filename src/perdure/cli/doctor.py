@@ -9,7 +9,7 @@ from perdure.cli.terminal import JsonOption, StoreOption, run_async
 
 
 def doctor(store: StoreOption = None, agent: AgentOption = None, json: JsonOption = False) -> None:
-    """Check versions, keys, the store and an agent's tools.
+    """Check versions, keys, local models, the store and an agent's tools.
 
     Every log is read: without gaps, digests right, every call with its result, nobody's work left lying.
     The exit code is 1 if anything is wrong.
@@ -20,11 +20,11 @@ def doctor(store: StoreOption = None, agent: AgentOption = None, json: JsonOptio
 
 
 async def _doctor(store: str | None, agent: str | None, json: bool) -> int:
-    from perdure.cli.checks import check_agent, check_keys, check_store_health, check_versions
+    from perdure.cli.checks import check_agent, check_keys, check_local, check_store_health, check_versions
     from perdure.cli.screen import open_screen
     from perdure.cli.terminal import FAILED, OK, patience, print_json
 
-    findings = [*check_versions(), *check_keys()]
+    findings = [*check_versions(), *check_keys(), *check_local()]
     async with patience("reading the store …"):
         findings += await check_store_health(store)
     if agent is not None:

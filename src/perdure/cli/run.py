@@ -59,6 +59,7 @@ async def _run(prompt: str, session: str | None, key: str | None, given: Given) 
 
     from perdure.cli.answers import answers_for
     from perdure.cli.attend import attend
+    from perdure.cli.choice import chosen_model
     from perdure.cli.driving import driving
     from perdure.cli.views import view_for
     from perdure.core.errors import UsageError
@@ -72,5 +73,7 @@ async def _run(prompt: str, session: str | None, key: str | None, given: Given) 
         view = view_for(given)
         if session is None:
             view.say(f"session {opened.id}")
+        if given.agent is None and given.model is None:
+            view.say(f"model {chosen_model()}; name another one with --model")
         started = await here.start(opened, prompt, key)
         return await attend(opened, started, view, answers_for(given.yes, given.json))

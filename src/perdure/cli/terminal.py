@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -82,9 +82,14 @@ def fail(message: str, code: int = WRONG_USE) -> NoReturn:
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a command's coroutine; what Perdure raises on purpose is for people, not a traceback."""
+    """Runs a command's coroutine."""
+    return run_sync(lambda: asyncio.run(work))
+
+
+def run_sync(work: Callable[[], T]) -> T:
+    """Does a command's work; what Perdure raises on purpose is for people, not a traceback."""
     try:
-        done = asyncio.run(work)
+        done = work()
         sys.stdout.flush()
         return done
     except PerdureError as error:

@@ -73,8 +73,10 @@ class Answer:
             words.extras = extras
             self._words = None
 
-    def end_text(self) -> None:
+    def end_text(self, extras: JSON = None) -> None:
         """What text comes next is a part of its own."""
+        if self._words is not None and extras is not None:
+            self._words.extras = extras
         self._words = None
 
     def drop_text(self) -> None:
@@ -129,6 +131,9 @@ class Answer:
 
     def knows(self, key: object) -> bool:
         return key in self._calls
+
+    def is_closed(self, key: object) -> bool:
+        return key in self._calls and self._calls[key].is_closed
 
     def response(self) -> ModelResponse:
         """The whole answer; a ModelError if the stream ended before its end, or said nothing up to its limit."""
