@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks import append, footprint, turns
+from benchmarks import append, footprint, http_clients, turns
 
 
 async def main() -> None:
     await turns.main(400)
     await footprint.main()
     await append.main()
+    await http_clients.main()
 
 
 if __name__ == "__main__":

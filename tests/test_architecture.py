@@ -123,7 +123,7 @@ def test_no_function_takes_more_than_it_may() -> None:
 def test_the_core_stays_small() -> None:
     acting = [module for module in CORE if module.name.removeprefix("core/").removesuffix(".py") not in VOCABULARY]
     assert sum(len(module.code) for module in acting) <= CORE_LINES
-    assert VOCABULARY <= {module.name.removeprefix("core/").removesuffix(".py") for module in CORE}
+    assert {module.name.removeprefix("core/").removesuffix(".py") for module in CORE} >= VOCABULARY
 
 
 def test_the_union_of_events_stays_small() -> None:

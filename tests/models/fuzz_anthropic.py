@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perdure.core.messages import Text, UserMessage
-from perdure.models.anthropic import MessagesWire
-from perdure.models.wire import Reader
+from perdure.models.wires.messages import MessagesWire
+from perdure.models.wires.wire import Reader
 from perdure.ports import ModelRequest
 from tests.models.fuzzing import fuzz
 from tests.models.reading import recorded

@@ -12,7 +12,7 @@ import msgspec
 from perdure.core.deltas import ModelDelta, PartClosed, TextDelta
 from perdure.core.errors import ModelError
 from perdure.core.messages import Thinking, ToolCall
-from perdure.models.wire import Reader
+from perdure.models.wires.wire import Reader
 from perdure.ports import ModelResponse
 
 RECORDED = Path(__file__).parent / "recorded"

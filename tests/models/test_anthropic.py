@@ -9,8 +9,8 @@ import pytest
 from perdure.core.deltas import CallDelta, PartClosed, TextDelta, ThinkingDelta
 from perdure.core.errors import ModelErrorKind
 from perdure.core.messages import JSON, Text, Thinking, ToolCall, Usage, UserMessage
-from perdure.models.anthropic import MessagesWire
-from perdure.models.wire import Reader
+from perdure.models.wires.messages import MessagesWire
+from perdure.models.wires.wire import Reader
 from perdure.ports import ModelRequest
 from tests.models.reading import Read, check_cuts, check_read, in_bytes, read, recorded
 

@@ -21,9 +21,9 @@ from perdure.core.messages import (
 )
 from perdure.core.shared import Buffer
 from perdure.core.specs import ModelSettings, ToolSpec
-from perdure.models.anthropic import MessagesWire, wire_for
-from perdure.models.anthropic_schema import close_schema
-from perdure.models.wire import Wire
+from perdure.models.wires.messages import MessagesWire, wire_for
+from perdure.models.wires.messages_schema import close_schema
+from perdure.models.wires.wire import Wire
 from perdure.ports import ModelRequest
 from tests.models.conversation import ASKED, FILES, PNG, RESULTS, SCHEMA, TOOLS, answered, conversation
 

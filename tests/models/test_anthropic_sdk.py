@@ -11,7 +11,7 @@ import pytest
 
 from perdure.core.messages import JSON, AssistantMessage, Text, Thinking, ToolCall, Usage, UserMessage
 from perdure.core.specs import ModelSettings
-from perdure.models.anthropic import MessagesWire
+from perdure.models.wires.messages import MessagesWire
 from perdure.ports import ModelRequest
 from tests.models.capture import Captured, capturing
 from tests.models.conversation import FILES, NOTES, PDF, PNG, SCHEMA, TOOLS, answered, conversation

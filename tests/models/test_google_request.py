@@ -21,8 +21,8 @@ from perdure.core.messages import (
 )
 from perdure.core.shared import Buffer
 from perdure.core.specs import ModelSettings, ToolSpec
-from perdure.models.google import NO_SIGNATURE, GeminiWire, wire_for
-from perdure.models.wire import Wire
+from perdure.models.wires.gemini import NO_SIGNATURE, GeminiWire, wire_for
+from perdure.models.wires.wire import Wire
 from perdure.ports import ModelRequest
 from tests.models.conversation import ASKED, FILES, PNG, RESULTS, SCHEMA, TOOLS, answered, conversation
 

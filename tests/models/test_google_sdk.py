@@ -13,7 +13,7 @@ from google.genai import types
 
 from perdure.core.messages import JSON, Text, Thinking, ToolCall, UserMessage
 from perdure.core.specs import ModelSettings
-from perdure.models.google import GeminiWire
+from perdure.models.wires.gemini import GeminiWire
 from perdure.ports import ModelRequest
 from tests.models.capture import Captured, capturing
 from tests.models.conversation import FILES, NOTES, PDF, PNG, SCHEMA, TOOLS, WEATHER, answered, conversation

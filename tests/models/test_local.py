@@ -23,7 +23,7 @@ from perdure.core.deltas import TextDelta
 from perdure.core.messages import Text, ToolCall
 from perdure.core.specs import ModelSettings, ToolSpec
 from perdure.models import local_process
-from perdure.models.local import MAX_ANSWER, LocalModel, fitted, local, server_of
+from perdure.models.local_model import MAX_ANSWER, LocalModel, fitted, local, server_of
 from perdure.models.local_process import LocalServer
 from perdure.ports import ModelRequest, ModelResponse
 from perdure.testing import no_network

@@ -2,7 +2,9 @@
 
 from perdure.testing.clock import ManualClock
 from perdure.testing.faults import FaultPoints, crash_at, fault_point
+from perdure.testing.model_contract import check_model
 from perdure.testing.network import no_network
+from perdure.testing.provider import Provider
 from perdure.testing.replies import Reply, call
 from perdure.testing.scripted import ScriptedModel
 from perdure.testing.store_contract import check_store
@@ -12,9 +14,11 @@ __all__ = [
     "Crash",
     "FaultPoints",
     "ManualClock",
+    "Provider",
     "Reply",
     "ScriptedModel",
     "call",
+    "check_model",
     "check_store",
     "crash_at",
     "crash_sweep",

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from perdure.core.errors import ModelErrorKind
-from perdure.models.wire import Failure
+from perdure.models.wires.wire import Failure
 
 _KINDS: Final[dict[str, ModelErrorKind]] = {
     "RESOURCE_EXHAUSTED": "rate_limited",

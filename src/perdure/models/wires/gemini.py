@@ -7,7 +7,7 @@ value that Google documents for histories of other models, since newer models re
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -24,10 +24,10 @@ from perdure.core.messages import (
     ToolResult,
     UserMessage,
 )
-from perdure.models.google_errors import read_failure
-from perdure.models.google_reader import GeminiReader
-from perdure.models.output_tool import DESCRIPTION, OutputTool, output_tool
-from perdure.models.wire import Failure, Files, call_id, encode, without_comma, without_none, write_messages
+from perdure.models.wires.gemini_errors import read_failure
+from perdure.models.wires.gemini_reader import GeminiReader
+from perdure.models.wires.output_tool import DESCRIPTION, OutputTool, output_tool
+from perdure.models.wires.wire import Failure, Files, call_id, encode, without_comma, without_none, write_messages
 from perdure.ports import ModelRequest
 
 NO_SIGNATURE = "skip_thought_signature_validator"
@@ -76,11 +76,11 @@ class GeminiWire(msgspec.Struct, frozen=True, kw_only=True):
         return read_failure(status, body)
 
 
-def wire_for(model: str) -> GeminiWire:
+def wire_for(model: str, **options: Any) -> GeminiWire:
     """The wire as the model needs it: what Gemini models before 3 cannot do is known by their names."""
-    if "gemini-1" in model or "gemini-2" in model:
-        return GeminiWire(thinking="budget", output="tool", result_media="beside")
-    return GeminiWire()
+    is_older = "gemini-1" in model or "gemini-2" in model
+    known: dict[str, Any] = {"thinking": "budget", "output": "tool", "result_media": "beside"} if is_older else {}
+    return GeminiWire(**(known | options))
 
 
 def _head(wire: GeminiWire, request: ModelRequest) -> dict[str, JSON]:

@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.core.codec import decode_json
 from perdure.core.messages import JSON
-from perdure.models.wire import encode
+from perdure.models.wires.wire import encode
 from perdure.ports import ModelRequest
 
 DESCRIPTION = "Gives the final answer. Call it once, when everything else is done."

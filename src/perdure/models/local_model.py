@@ -16,8 +16,8 @@ from perdure.core.messages import Usage
 from perdure.models.account import Account
 from perdure.models.http_model import Deadlines, HttpModel
 from perdure.models.local_process import MAX_WINDOW, LocalServer, check_extra
-from perdure.models.openai_chat import ChatWire
 from perdure.models.weights import CATALOGUE, is_file_name, locate
+from perdure.models.wires.chat import ChatWire
 from perdure.ports import ModelRequest, ModelResponse, ModelTraits
 
 # Small models have no tools of their own, or call them wrongly; a grammar makes every call a valid one.

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from perdure.core.errors import ModelErrorKind
-from perdure.models.wire import Failure
+from perdure.models.wires.wire import Failure
 
 _KINDS: Final[dict[str, ModelErrorKind]] = {
     "rate_limit_error": "rate_limited",

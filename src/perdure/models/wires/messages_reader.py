@@ -14,10 +14,10 @@ import msgspec
 from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelError
 from perdure.core.messages import StopReason, Usage
-from perdure.models.answer import Answer
-from perdure.models.anthropic_errors import ErrorObject, failure_of
-from perdure.models.output_tool import OutputTool
-from perdure.models.sse import EventSplitter
+from perdure.models.wires.answer import Answer
+from perdure.models.wires.messages_errors import ErrorObject, failure_of
+from perdure.models.wires.output_tool import OutputTool
+from perdure.models.wires.sse import EventSplitter
 from perdure.ports import ModelResponse
 
 MAX_TOKENS = 10**9

@@ -7,7 +7,7 @@ Rule 2: signatures and redacted thoughts go back in their place if they are this
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -26,11 +26,11 @@ from perdure.core.messages import (
     ToolResult,
     UserMessage,
 )
-from perdure.models.anthropic_errors import read_failure
-from perdure.models.anthropic_reader import MessagesReader
-from perdure.models.anthropic_schema import close_schema
-from perdure.models.output_tool import DESCRIPTION, OutputTool, output_tool
-from perdure.models.wire import Failure, Files, call_id, encode, without_comma, without_none, write_messages
+from perdure.models.wires.messages_errors import read_failure
+from perdure.models.wires.messages_reader import MessagesReader
+from perdure.models.wires.messages_schema import close_schema
+from perdure.models.wires.output_tool import DESCRIPTION, OutputTool, output_tool
+from perdure.models.wires.wire import Failure, Files, call_id, encode, without_comma, without_none, write_messages
 from perdure.ports import ModelRequest
 
 BUDGETS = {"low": 1024, "medium": 8192, "high": 24576}
@@ -102,13 +102,14 @@ class MessagesWire(msgspec.Struct, frozen=True, kw_only=True):
         return read_failure(status, body)
 
 
-def wire_for(model: str) -> MessagesWire:
+def wire_for(model: str, **options: Any) -> MessagesWire:
     """The wire as the model needs it: what Claude before 4.6 cannot do, or still can, is known by the name."""
+    known: dict[str, Any] = {}
     if any(name in model for name in _OLDER):
-        return MessagesWire(thinking="budget", continues=True)
-    if any(name in model for name in _OLDEST):
-        return MessagesWire(thinking="budget", continues=True, output="tool", max_tokens=4096)
-    return MessagesWire()
+        known = {"thinking": "budget", "continues": True}
+    elif any(name in model for name in _OLDEST):
+        known = {"thinking": "budget", "continues": True, "output": "tool", "max_tokens": 4096}
+    return MessagesWire(**(known | options))
 
 
 def _head(wire: MessagesWire, request: ModelRequest, model: str) -> dict[str, JSON]:

@@ -1,0 +1,114 @@
+"""Endpoints: where a kind of model is served, in which format, and with whose key. Called with a name, it is a model.
+
+What an endpoint needs is imported when it is called; keys and addresses that are not passed in come from the
+environment when the first request leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from perdure.core.errors import UsageError
+from perdure.core.messages import Usage
+
+if TYPE_CHECKING:
+    from perdure.models.account import Account
+    from perdure.models.http import Deadlines, HttpClient
+    from perdure.models.http_model import HttpModel
+    from perdure.models.wires.wire import Wire
+
+Price: TypeAlias = tuple[float, float] | Callable[[Usage], float | None]
+"""US dollars per million tokens in and out, or a function."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """`wire` is the module of its format, `options` what its servers want otherwise than the format says.
+
+    `elsewhere`: the name under which models of the same format at another base_url go.
+    """
+
+    name: str
+    wire: str
+    url: str = ""
+    url_variable: str = ""
+    key_variables: tuple[str, ...] = ()
+    needs_key: bool = True
+    elsewhere: str = ""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __call__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        deadlines: Deadlines | None = None,
+        price: Price | None = None,
+        window: int | None = None,
+        client: HttpClient | None = None,
+        **options: Any,
+    ) -> HttpModel:
+        """A model of this endpoint, or of another server at `base_url`; further options are those of its wire."""
+        from perdure.models.account import Account, shown_url
+        from perdure.models.http_model import HttpModel
+
+        if not model or not (base_url or self.url):
+            raise UsageError(f"{self.name} needs a model's name{'' if self.url else ' and base_url=…'}.")
+        is_elsewhere = base_url is not None and base_url.rstrip("/") != self.url
+        where = f"@{shown_url(base_url)}" if base_url and is_elsewhere else ""
+        name = self.elsewhere if where and self.elsewhere else self.name
+        account = Account(
+            self.url,
+            base_url=base_url,
+            api_key=api_key,
+            variables=self.key_variables,
+            url_variable=self.url_variable,
+            needs_key=self.needs_key and not (where and self.elsewhere),
+        )
+        listed = partial(self._listed, account)
+        return HttpModel(
+            f"{name}:{model}{where}",
+            model,
+            self._make_wire(model, where, options),
+            account,
+            client=client,
+            deadlines=deadlines,
+            price=_price(listed, model, price),
+            window=partial(_window, listed, model, window),
+        )
+
+    def without_key(self) -> Endpoint:
+        """For an address that a string names: keys in the environment are not for whoever listens there."""
+        return replace(self, key_variables=(), needs_key=False)
+
+    def _make_wire(self, model: str, where: str, options: dict[str, Any]) -> Wire:
+        module: Any = import_module(f"perdure.models.wires.{self.wire}")
+        try:
+            wire: Wire = module.wire_for(model, **(self.options | options))
+            # What one server signed or keeps to itself means nothing to another.
+            return module.wire_for(model, **({"name": wire.name + where} | self.options | options)) if where else wire
+        except TypeError as error:
+            raise UsageError(f"{self.name} does not take these options: {error}.") from None
+
+    def _listed(self, account: Account) -> str:
+        """Under what the price list knows a server: another address than the provider's has prices of its own."""
+        return self.name if account.base_url == self.url else account.base_url
+
+
+def _price(listed: Callable[[], str], model: str, price: Price | None) -> Callable[[Usage], float | None]:
+    from perdure.models.prices import flat_price, price_of
+
+    if price is None:
+        return lambda usage: price_of(listed(), model)(usage)
+    return price if callable(price) else flat_price(*price)
+
+
+def _window(listed: Callable[[], str], model: str, window: int | None) -> int | None:
+    from perdure.models.prices import window_of
+
+    return window_of(listed(), model) if window is None else window

@@ -1,0 +1,330 @@
+"""The one HTTP client: sends a request and reads its answer in pieces, each phase with its own deadline.
+
+Invariant: whatever goes wrong is a ModelError, and no exception of the client below is kept in it, for those hold keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from perdure.core.errors import ModelError, UsageError
+from perdure.models.http_route import Route, find_route
+from perdure.models.unpack import Unpacker
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession, ClientTimeout, StreamReader
+
+READ = 64 * 1024
+MAX_ANSWER = 64 * 1024 * 1024
+MAX_ERROR = 64 * 1024
+LARGE_BODY = 512 * 1024
+"""From here on aiohttp wants a file, so that it can send in pieces."""
+
+
+class Deadlines(msgspec.Struct, frozen=True):
+    """Seconds: until connected, from the start to the first byte, between two reads, and for the whole answer."""
+
+    connect: float = 10.0
+    first_byte: float = 120.0
+    idle: float = 60.0
+    total: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise UsageError(f"Deadlines({name}={value!r}): give seconds, more than 0.")
+
+
+class HttpClient:
+    """One session of connections per event loop, opened when it is first used and again after a close."""
+
+    __slots__ = ("_routes", "_sessions", "_timeouts")
+
+    def __init__(self) -> None:
+        self._sessions: dict[asyncio.AbstractEventLoop, ClientSession] = {}
+        self._routes: dict[str, Route] = {}
+        self._timeouts: dict[float, ClientTimeout] = {}
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> Exchange:
+        """The answer, as soon as its headers are there."""
+        clock = _Phases(deadlines)
+        route = self._routes.get(url)
+        if route is None:
+            route = self._routes[url] = find_route(url)
+        sent = {**route.headers, **{name.lower(): value for name, value in headers.items()}}
+        answer = await self._send(route, sent, body, clock)
+        if answer is None:
+            answer = await self._send(route, sent, body, clock, is_last=True)
+        if isinstance(answer, Exchange):
+            return answer
+        raise answer or ModelError(f"There is no answer from {route.where}.", kind="connect")
+
+    async def _send(
+        self, route: Route, headers: dict[str, str], body: bytes, clock: _Phases, *, is_last: bool = False
+    ) -> Exchange | ModelError | None:
+        """None if a connection from an earlier request turned out to be closed: some servers do that without a word.
+
+        An error is returned, not raised: the exception that it comes from holds the key.
+        """
+        sending = _Sending()
+        try:
+            async with asyncio.timeout_at(clock.until()):
+                response = await self._session().post(
+                    route.url,
+                    data=io.BytesIO(body) if len(body) > LARGE_BODY else body,
+                    headers=headers,
+                    allow_redirects=False,
+                    timeout=self._timeout(clock.connect),
+                    trace_request_ctx=sending,
+                    **route.options,
+                )
+            return Exchange(response, clock, route.where)
+        except Exception as error:  # noqa: BLE001 - to the caller all of them are one class
+            if sending.is_reused and not is_last and _is_lost(error):
+                return None
+            return _failure_of(error, route.where, clock)
+
+    def prepare(self) -> None:
+        """Imports what the first request needs."""
+        import_module("aiohttp")
+
+    async def close(self) -> None:
+        """Closes the connections of the running loop; streams that are under way break off."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    def _session(self) -> ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            session = _open_session()
+            # A loop that has ended can close nothing any more; its session is only forgotten.
+            for ended in [known for known in self._sessions if known.is_closed()]:
+                del self._sessions[ended]
+            self._sessions[loop] = session
+        return session
+
+    def _timeout(self, connect: float) -> ClientTimeout:
+        timeout = self._timeouts.get(connect)
+        if timeout is None:
+            from aiohttp import ClientTimeout
+
+            timeout = self._timeouts[connect] = ClientTimeout(total=None, connect=connect, sock_connect=connect)
+        return timeout
+
+
+class _Sending:
+    """What became known of a request under way."""
+
+    __slots__ = ("is_reused",)
+
+    def __init__(self) -> None:
+        self.is_reused = False
+
+
+class Exchange:
+    """An answer under way: read it to its end, or close it, which ends the connection."""
+
+    __slots__ = ("_clock", "_content", "_failure", "_response", "_size", "_unpacker", "headers", "status", "where")
+
+    def __init__(self, response: ClientResponse, clock: _Phases, where: str) -> None:
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self.where = where
+        self._response = response
+        self._content: StreamReader = response.content
+        self._clock = clock
+        self._failure: ModelError | None = None
+        self._size = 0
+        self._unpacker: Unpacker | None = None
+        encoding = response.headers.get("Content-Encoding", "").strip().lower()
+        if encoding in Unpacker.ENCODINGS:
+            self._unpacker = Unpacker(encoding, READ)
+        elif encoding not in ("", "identity"):
+            self._failure = ModelError(f"{where} answered in an encoding that nobody asked for.", kind="cut")
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, decompressed, at most READ of them; nothing at its end."""
+        if self._unpacker is None:
+            data = await self._receive()
+        else:
+            data = await self._unpack(self._unpacker)
+        self._size += len(data)
+        if self._size > MAX_ANSWER:
+            raise ModelError(f"The answer of {self.where} is larger than {MAX_ANSWER >> 20} MB.", kind="cut")
+        return data
+
+    async def read_error(self) -> bytes:
+        """The beginning of an error's body, or as much of it as came."""
+        body = b""
+        # The status has been said; that its explanation is missing is no other failure.
+        with suppress(ModelError):
+            while len(body) < MAX_ERROR and (data := await self.read()):
+                body += data
+        return body[:MAX_ERROR]
+
+    def retry_after(self) -> float | None:
+        """Seconds that the provider asks to wait."""
+        return retry_after_of(self.headers, time.time())
+
+    def close(self) -> None:
+        """Gives the connection back if all was read, and otherwise ends it at once."""
+        self._response.close()
+
+    async def _receive(self) -> bytes:
+        if self._failure is not None:
+            raise self._failure
+        content = self._content
+        try:
+            data = content.read_nowait(READ)
+            if not data:
+                async with asyncio.timeout_at(self._clock.until()):
+                    data = await content.read(READ)
+        except Exception as error:  # noqa: BLE001 - to the caller all of them are one class
+            data = _unread(content)
+            self._clock.has_begun |= bool(data)
+            self._failure = _failure_of(error, self.where, self._clock)
+        if self._failure is not None and not data:
+            raise self._failure
+        self._clock.has_begun |= bool(data)
+        return data
+
+    async def _unpack(self, unpacker: Unpacker) -> bytes:
+        while not (data := unpacker.take()):
+            packed = await self._receive()
+            if not packed:
+                unpacker.finish()
+                break
+            unpacker.put(packed)
+        return data
+
+
+class _Phases:
+    """Which deadline is the next one."""
+
+    __slots__ = ("_first", "_loop", "_total", "connect", "deadlines", "has_begun")
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self.deadlines = deadlines
+        self.has_begun = False
+        self.connect = min(deadlines.connect, deadlines.first_byte, deadlines.total)
+        # Whoever is still connecting when both times are up has not been let in.
+        self._first = now + max(deadlines.first_byte, self.connect + 0.05)
+        self._total = now + deadlines.total
+
+    def until(self) -> float:
+        phase = self._loop.time() + self.deadlines.idle if self.has_begun else self._first
+        return min(phase, self._total)
+
+    def late(self, where: str) -> ModelError:
+        """The time is up: what was waited for, and how long."""
+        kind = "idle" if self.has_begun else "first_byte"
+        if self._loop.time() >= self._total:
+            return ModelError(f"The answer of {where} took more than {self.deadlines.total:g} s in total.", kind=kind)
+        if self.has_begun:
+            return ModelError(f"{where} fell silent for {self.deadlines.idle:g} s in its answer.", kind=kind)
+        return ModelError(f"{where} did not begin to answer within {self.deadlines.first_byte:g} s.", kind=kind)
+
+
+def retry_after_of(headers: Mapping[str, str], now: float) -> float | None:
+    """Retry-After as milliseconds, seconds or a date; None for anything that is no such thing."""
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    text = headers.get("retry-after")
+    seconds = _number(text)
+    if seconds is not None or text is None:
+        return seconds
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return number if number is not None and math.isfinite(number) and number >= 0 else None
+
+
+def _open_session() -> ClientSession:
+    import aiohttp
+
+    def tell(trace_request_ctx: _Sending) -> _Sending:
+        return trace_request_ctx
+
+    async def mark_reused(_: ClientSession, sending: _Sending, __: object) -> None:
+        sending.is_reused = True
+
+    trace: Any = aiohttp.TraceConfig(trace_config_ctx_factory=cast(Any, tell))
+    trace.on_connection_reuseconn.append(mark_reused)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers={"User-Agent": "perdure"},
+        auto_decompress=False,
+        trust_env=False,
+        trace_configs=[trace],
+    )
+
+
+def _is_lost(error: Exception) -> bool:
+    import aiohttp
+
+    return isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionError)
+
+
+def _failure_of(error: Exception, where: str, clock: _Phases) -> ModelError:
+    """The class of whatever the client raised, in words that hold nothing of the request."""
+    import aiohttp
+
+    match error:
+        case ModelError():
+            return error
+        case UsageError():
+            # no_network() has its say; trying again would not help.
+            return ModelError(str(error), kind="not_found")
+        case aiohttp.ConnectionTimeoutError():
+            return ModelError(f"No connection to {where} within {clock.connect:g} s.", kind="connect")
+        case aiohttp.ClientConnectorError(os_error=reason):
+            return ModelError(f"Cannot connect to {where}: {reason.strerror or type(reason).__name__}.", kind="connect")
+        case aiohttp.ClientHttpProxyError(status=status):
+            return ModelError(f"The proxy refused a connection to {where} with {status}.", kind="connect")
+        case TimeoutError():
+            return clock.late(where)
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            return ModelError("The base_url is no HTTP address; take one like https://host/v1.", kind="not_found")
+        case aiohttp.ClientResponseError():
+            return ModelError(f"{where} answered with something that is not HTTP.", kind="cut")
+        case aiohttp.ClientError() | OSError() if clock.has_begun:
+            return ModelError(f"The connection to {where} broke off in the middle of the answer.", kind="cut")
+        case aiohttp.ClientError() | OSError():
+            return ModelError(f"The connection to {where} was lost before the answer began.", kind="connect")
+        case ValueError():
+            return ModelError(f"The request to {where} cannot be sent; look at base_url and key.", kind="not_found")
+        case _:
+            kind = "cut" if clock.has_begun else "connect"
+            return ModelError(f"The exchange with {where} failed with {type(error).__name__}.", kind=kind)
+
+
+def _unread(content: StreamReader) -> bytes:
+    """What came before the connection broke and was not read yet: aiohttp shows the error first, and then nothing."""
+    read: Any = getattr(content, "_read_nowait", None)
+    return read(-1) if read is not None else b""

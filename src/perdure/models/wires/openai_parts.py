@@ -1,0 +1,129 @@
+"""Pieces of requests that OpenAI's formats share: data URLs, tool and output schemas, effort."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+
+from perdure.core.codec import decode_json, encode_json
+from perdure.core.messages import JSON, Media, Text
+from perdure.core.specs import Effort
+from perdure.models.wires.wire import Files, encode
+
+NO_PARAMETERS: JSON = {"type": "object", "properties": {}}
+WRAPPED = "value"
+"""The key of an output that is no object, because the providers take objects only."""
+
+_STRICT_WORDS = {
+    *("type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "$ref", "$defs"),
+    *("description", "title", "pattern", "format", "multipleOf", "minItems", "maxItems"),
+    *("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"),
+}
+_TEXTS = ("text/", "application/json", "application/xml")
+_EXTENSIONS = {"application/pdf": ".pdf", "application/json": ".json", "text/csv": ".csv", "text/plain": ".txt"}
+
+
+class Output(msgspec.Struct, frozen=True):
+    """A run's output schema as an object; `is_wrapped`: the value itself is under the key WRAPPED."""
+
+    schema: JSON
+    is_wrapped: bool = False
+
+
+def write(value: JSON) -> bytes:
+    """JSON bytes; lone surrogates, which nobody reads, are replaced."""
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        return encode_json(value)
+
+
+def compose(name: bytes, items: Iterable[bytes], fields: dict[str, JSON]) -> bytes:
+    """A request: the list `name` of what was written before, each with a comma behind it, and the other fields."""
+    pieces = [memoryview(item) for item in items if item]
+    if pieces:
+        pieces[-1] = pieces[-1][:-1]
+    # One join, because a long history is large.
+    return b"".join((b'{"', name, b'":[', *pieces, b"],", memoryview(write(fields))[1:]))
+
+
+def words_of(parts: Iterable[object]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def data_url(part: Media, files: Files) -> str:
+    return f"data:{part.media_type};base64,{b64encode(files[part.artifact]).decode()}"
+
+
+def file_name(part: Media) -> str:
+    return part.name or "document" + _EXTENSIONS.get(part.media_type, "")
+
+
+def text_document(part: Media, files: Files) -> str | None:
+    """A document of plain text as words, since file parts are for PDF and its like."""
+    if part.kind != "document" or not part.media_type.startswith(_TEXTS):
+        return None
+    return f"{file_name(part)}:\n{files[part.artifact].decode('utf-8', 'replace')}"
+
+
+def readable_arguments(arguments: str) -> str:
+    """The arguments as a JSON object: servers that read the history refuse all of it for one truncated call."""
+    try:
+        if isinstance(decode_json(arguments), dict):
+            return arguments
+    except ValueError:
+        pass
+    return encode_json({"unreadable_arguments": arguments}).decode()
+
+
+def effort_of(thinking: Effort | int | None) -> str | None:
+    """A budget in tokens is turned into the effort that uses about as many."""
+    match thinking:
+        case None:
+            return None
+        case "off":
+            return "none"
+        case str():
+            return thinking
+        case budget if budget <= 0:
+            return "none"
+        case budget:
+            return "low" if budget <= 2048 else "medium" if budget <= 8192 else "high"
+
+
+def output_of(schema: JSON) -> Output | None:
+    """What to ask for, since the root has to be an object: a reference is followed, another type is wrapped."""
+    if schema is None:
+        return None
+    root, definitions = schema, schema.get("$defs", {})
+    name = str(root.get("$ref", "")).removeprefix("#/$defs/")
+    if name in definitions:
+        root = {**definitions[name], "$defs": definitions}
+    if root.get("type") == "object":
+        return Output(root)
+    inner = {key: value for key, value in schema.items() if key != "$defs"}
+    wrapped = {"type": "object", "properties": {WRAPPED: inner}, "required": [WRAPPED], "additionalProperties": False}
+    return Output({**wrapped, "$defs": definitions} if definitions else wrapped, is_wrapped=True)
+
+
+def is_strict(schema: JSON) -> bool:
+    """Whether the provider's strict mode takes the schema as it stands: all keys required, none besides them."""
+    match schema:
+        case {"$ref": str()}:
+            return len(cast(dict[str, JSON], schema)) == 1 or set(cast(dict[str, JSON], schema)) == {"$ref", "$defs"}
+        case dict():
+            fields = cast(dict[str, JSON], schema)
+        case _:
+            return False
+    if not fields or not fields.keys() <= _STRICT_WORDS:
+        return False
+    properties = cast(dict[str, JSON], fields.get("properties", {}))
+    if fields.get("type") == "object":
+        is_closed = fields.get("additionalProperties") is False
+        if not is_closed or set(fields.get("required", ())) != set(properties):
+            return False
+    inner = [*properties.values(), *fields.get("anyOf", ()), *fields.get("$defs", {}).values()]
+    return all(map(is_strict, [*inner, fields["items"]] if "items" in fields else inner))

@@ -1,0 +1,43 @@
+"""Token counts as providers report them; what cannot be true is left out."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from perdure.core.messages import JSON, Usage
+
+_MOST = 10**9
+
+
+def usage_of(value: JSON) -> Usage | None:
+    """The usage object of Chat Completions or Responses; None where it is missing or absurd."""
+    if not isinstance(value, dict):
+        return None
+    fields = cast(dict[str, JSON], value)
+    read = _count(fields, "prompt_tokens", "input_tokens")
+    written = _count(fields, "completion_tokens", "output_tokens")
+    if read is None or written is None:
+        return None
+    inner = _details(fields, "prompt_tokens_details", "input_tokens_details")
+    outer = _details(fields, "completion_tokens_details", "output_tokens_details")
+    # DeepSeek counts hits beside the details.
+    cached = _count(inner, "cached_tokens") or _count(fields, "prompt_cache_hit_tokens") or 0
+    stored = _count(inner, "cache_write_tokens") or 0
+    reasoning = _count(outer, "reasoning_tokens") or 0
+    if reasoning and _count(fields, "total_tokens") == read + written + reasoning:
+        # Some count reasoning beside the output, and the total tells.
+        written += reasoning
+    return Usage(read, written, min(cached, read), min(stored, read), min(reasoning, written))
+
+
+def _count(fields: dict[str, JSON], *names: str) -> int | None:
+    for name in names:
+        value = fields.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST:
+            return value
+    return None
+
+
+def _details(fields: dict[str, JSON], *names: str) -> dict[str, JSON]:
+    found = next((fields[name] for name in names if isinstance(fields.get(name), dict)), None)
+    return cast(dict[str, JSON], found) if found else {}
