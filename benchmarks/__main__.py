@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks import append, footprint, http_clients, turns
+from benchmarks import append, footprint, http_clients, rounds, turns
 
 
 async def main() -> None:
@@ -12,6 +12,7 @@ async def main() -> None:
     await footprint.main()
     await append.main()
     await http_clients.main()
+    await rounds.main()
 
 
 if __name__ == "__main__":

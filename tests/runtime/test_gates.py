@@ -84,17 +84,17 @@ async def test_five_failures_in_a_row_trip_the_circuit_and_a_success_closes_it()
     gates, model = Gates(clock), ScriptedModel([])
     error = ModelError("down", kind="server")
     for _ in range(TRIPS_AFTER - 1):
-        gates.fail(await gates.enter(model), error, 0)
-    gates.succeed(await gates.enter(model))
+        gates.fail(await gates.enter(gates.approach(model)), error, 0)
+    gates.succeed(await gates.enter(gates.approach(model)))
     for _ in range(TRIPS_AFTER - 1):
-        gates.fail(await gates.enter(model), error, 0)
+        gates.fail(await gates.enter(gates.approach(model)), error, 0)
     assert gates.circuit(model).is_open, "in a row"
-    gates.fail(await gates.enter(model), error, 0)
+    gates.fail(await gates.enter(gates.approach(model)), error, 0)
     assert gates.circuit(model).opens_in == TRIPPED_FOR
     await clock.advance(TRIPPED_FOR)
-    probe = await soon(gates.enter(model))
+    probe = await soon(gates.enter(gates.approach(model)))
     assert probe.probes_circuit
-    waiting = asyncio.ensure_future(gates.enter(model))
+    waiting = asyncio.ensure_future(gates.enter(gates.approach(model)))
     await clock.advance(1)
     assert not waiting.done(), "one probe at a time"
     gates.fail(probe, error, 0)
@@ -107,7 +107,7 @@ async def test_five_failures_in_a_row_trip_the_circuit_and_a_success_closes_it()
 async def test_a_request_that_is_wrong_says_nothing_about_the_circuit() -> None:
     gates, model = Gates(ManualClock()), ScriptedModel([])
     for _ in range(2 * TRIPS_AFTER):
-        gates.fail(await gates.enter(model), ModelError("no", kind="invalid_request"), 0)
+        gates.fail(await gates.enter(gates.approach(model)), ModelError("no", kind="invalid_request"), 0)
     assert gates.circuit(model).is_open
 
 

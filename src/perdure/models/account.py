@@ -20,7 +20,7 @@ _SHARED = 8
 class Account:
     """`variables` name the key in the environment, `url_variable` the address; what is passed in goes first."""
 
-    __slots__ = ("_api_key", "_base_url", "_default_url", "_needs_key", "_url_variable", "_variables")
+    __slots__ = ("_api_key", "_base_url", "_default_url", "_needs_key", "_quota", "_url_variable", "_variables")
 
     def __init__(
         self,
@@ -38,18 +38,23 @@ class Account:
         self._variables = variables
         self._url_variable = url_variable
         self._needs_key = needs_key
+        self._quota: tuple[tuple[str, str, str], str] | None = None
 
     def __repr__(self) -> str:
         return f"Account({shown_url(self.base_url)!r})"
 
     @property
     def base_url(self) -> str:
+        if self._base_url:
+            return self._base_url.rstrip("/")
         named = os.environ.get(self._url_variable) if self._url_variable else None
-        return (self._base_url or named or self._default_url).rstrip("/")
+        return (named or self._default_url).rstrip("/")
 
-    def key(self) -> str:
-        """The key, fit for a header; empty where none is needed."""
+    def key(self, known: str | None = None) -> str:
+        """The key, fit for a header; empty where none is needed. One that is `known` was looked at before."""
         key = self._find_key()
+        if key == known:
+            return key
         if not key and self._needs_key:
             wanted = " or ".join(self._variables) or "api_key"
             raise ModelError(f"There is no key for this model; set {wanted} or pass api_key.", kind="auth")
@@ -59,7 +64,10 @@ class Account:
 
     def quota(self, model: str) -> str:
         """The same for all that share this key, address and model; nothing can be read from it."""
-        return sha256("\n".join((self._find_key(), self.base_url, model)).encode("utf-8", "replace")).hexdigest()[:32]
+        shared = (self._find_key(), self.base_url, model)
+        if self._quota is None or self._quota[0] != shared:
+            self._quota = shared, sha256("\n".join(shared).encode("utf-8", "replace")).hexdigest()[:32]
+        return self._quota[1]
 
     def scrub(self, text: str) -> str:
         """The text without the key, pieces of it, and words that look like a key: providers echo what they refuse."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -47,14 +47,18 @@ class Deadlines(msgspec.Struct, frozen=True):
 
 
 class HttpClient:
-    """One session of connections per event loop, opened when it is first used and again after a close."""
+    """One session of connections per event loop, opened when it is first used and again after a close.
 
-    __slots__ = ("_routes", "_sessions", "_timeouts")
+    `_used` are the addresses that answered last time, so that a connection may be left from then.
+    """
+
+    __slots__ = ("_routes", "_sessions", "_timeouts", "_used")
 
     def __init__(self) -> None:
         self._sessions: dict[asyncio.AbstractEventLoop, ClientSession] = {}
         self._routes: dict[str, Route] = {}
         self._timeouts: dict[float, ClientTimeout] = {}
+        self._used: set[str] = set()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> Exchange:
         """The answer, as soon as its headers are there."""
@@ -65,19 +69,19 @@ class HttpClient:
         sent = {**route.headers, **{name.lower(): value for name, value in headers.items()}}
         answer = await self._send(route, sent, body, clock)
         if answer is None:
-            answer = await self._send(route, sent, body, clock, is_last=True)
+            answer = await self._send(route, sent, body, clock)
         if isinstance(answer, Exchange):
             return answer
         raise answer or ModelError(f"There is no answer from {route.where}.", kind="connect")
 
     async def _send(
-        self, route: Route, headers: dict[str, str], body: bytes, clock: _Phases, *, is_last: bool = False
+        self, route: Route, headers: dict[str, str], body: bytes, clock: _Phases
     ) -> Exchange | ModelError | None:
-        """None if a connection from an earlier request turned out to be closed: some servers do that without a word.
+        """None if the connection that an earlier request left was closed: some servers do that without a word.
 
         An error is returned, not raised: the exception that it comes from holds the key.
         """
-        sending = _Sending()
+        was_used = route.where in self._used
         try:
             async with asyncio.timeout_at(clock.until()):
                 response = await self._session().post(
@@ -86,12 +90,13 @@ class HttpClient:
                     headers=headers,
                     allow_redirects=False,
                     timeout=self._timeout(clock.connect),
-                    trace_request_ctx=sending,
                     **route.options,
                 )
+            self._used.add(route.where)
             return Exchange(response, clock, route.where)
         except Exception as error:  # noqa: BLE001 - to the caller all of them are one class
-            if sending.is_reused and not is_last and _is_lost(error):
+            self._used.discard(route.where)
+            if was_used and _is_lost(error):
                 return None
             return _failure_of(error, route.where, clock)
 
@@ -123,15 +128,6 @@ class HttpClient:
 
             timeout = self._timeouts[connect] = ClientTimeout(total=None, connect=connect, sock_connect=connect)
         return timeout
-
-
-class _Sending:
-    """What became known of a request under way."""
-
-    __slots__ = ("is_reused",)
-
-    def __init__(self) -> None:
-        self.is_reused = False
 
 
 class Exchange:
@@ -175,6 +171,11 @@ class Exchange:
                 body += data
         return body[:MAX_ERROR]
 
+    @property
+    def is_over(self) -> bool:
+        """All has been read: another read would give nothing, at once."""
+        return self._unpacker is None and self._failure is None and self._content.at_eof()
+
     def retry_after(self) -> float | None:
         """Seconds that the provider asks to wait."""
         return retry_after_of(self.headers, time.time())
@@ -189,7 +190,7 @@ class Exchange:
         content = self._content
         try:
             data = content.read_nowait(READ)
-            if not data:
+            if not data and not content.at_eof():
                 async with asyncio.timeout_at(self._clock.until()):
                     data = await content.read(READ)
         except Exception as error:  # noqa: BLE001 - to the caller all of them are one class
@@ -266,14 +267,6 @@ def _number(text: str | None) -> float | None:
 def _open_session() -> ClientSession:
     import aiohttp
 
-    def tell(trace_request_ctx: _Sending) -> _Sending:
-        return trace_request_ctx
-
-    async def mark_reused(_: ClientSession, sending: _Sending, __: object) -> None:
-        sending.is_reused = True
-
-    trace: Any = aiohttp.TraceConfig(trace_config_ctx_factory=cast(Any, tell))
-    trace.on_connection_reuseconn.append(mark_reused)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -281,7 +274,6 @@ def _open_session() -> ClientSession:
         headers={"User-Agent": "perdure"},
         auto_decompress=False,
         trust_env=False,
-        trace_configs=[trace],
     )
 
 

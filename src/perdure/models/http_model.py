@@ -34,6 +34,8 @@ class HttpModel:
         "_client",
         "_deadlines",
         "_find_window",
+        "_headers",
+        "_key",
         "_model",
         "_name",
         "_owns",
@@ -64,6 +66,8 @@ class HttpModel:
         self._price = price
         self._find_window = window
         self._traits: ModelTraits | None = None
+        self._key: str | None = None
+        self._headers: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"HttpModel({self._name!r})"
@@ -74,10 +78,12 @@ class HttpModel:
 
     @property
     def traits(self) -> ModelTraits:
+        return self._traits or self._find_traits()
+
+    def _find_traits(self) -> ModelTraits:
         quota = self._account.quota(self._model)
-        if self._traits is None or self._traits.quota != quota:
-            window = self._find_window() if self._find_window else None
-            self._traits = ModelTraits(self._wire.name, quota, self._wire.continues, window)
+        window = self._find_window() if self._find_window else None
+        self._traits = ModelTraits(self._wire.name, quota, self._wire.continues, window)
         return self._traits
 
     def cost(self, usage: Usage) -> float | None:
@@ -101,7 +107,7 @@ class HttpModel:
                     yield delta
                     if at % TURN == 0:
                         await asyncio.sleep(0)
-            if reader.is_done:
+            if reader.is_done and not exchange.is_over:
                 await _settle(exchange, reader)
             response = self._finish(reader)
         finally:
@@ -111,7 +117,10 @@ class HttpModel:
     async def _send(self, request: ModelRequest) -> Exchange:
         """The answer, once it turned out to be one."""
         account = self._account
-        key = account.key()
+        key = account.key(self._key)
+        if key != self._key:
+            # Another key has another quota.
+            self._key, self._traits, self._headers = key, None, self._wire.headers(key)
         files = await _load_files(request, self._wire)
         try:
             body = self._wire.to_wire(request, self._model, files)
@@ -120,7 +129,7 @@ class HttpModel:
                 account.scrub(f"The request cannot be written: {error}."), kind="invalid_request"
             ) from None
         url = self._wire.address(account.base_url, self._model)
-        exchange = await self._client.post(url, self._wire.headers(key), body, self._deadlines)
+        exchange = await self._client.post(url, self._headers, body, self._deadlines)
         if 200 <= exchange.status < 300:
             return exchange
         try:

@@ -98,11 +98,13 @@ class Gate:
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One attempt that was let in: as whose probe."""
+    """One attempt that was let in through both gates of a model: as whose probe."""
 
-    model: Model
-    probes_circuit: bool
-    probes_quota: bool
+    name: str
+    circuit: Gate
+    quota: Gate
+    probes_circuit: bool = False
+    probes_quota: bool = False
 
 
 class Gates:
@@ -120,41 +122,45 @@ class Gates:
     def circuit(self, model: Model) -> Gate:
         return self._gate(self._circuits, model.name)
 
-    async def enter(self, model: Model) -> Entry:
+    def approach(self, model: Model) -> Entry:
+        """Where an attempt has to pass; it may go ahead if both gates are open."""
+        return Entry(model.name, self.circuit(model), self.quota(model))
+
+    async def enter(self, entry: Entry) -> Entry:
         """Waits until both gates let this one through; leaves neither with a probe that never answers."""
-        circuit = self.circuit(model)
-        probes_circuit = await circuit.enter()
+        probes_circuit = await entry.circuit.enter()
         try:
-            return Entry(model, probes_circuit, await self.quota(model).enter())
+            probes_quota = await entry.quota.enter()
         except BaseException:
             if probes_circuit:
-                circuit.step_back()
+                entry.circuit.step_back()
             raise
+        return replace(entry, probes_circuit=probes_circuit, probes_quota=probes_quota)
 
     def succeed(self, entry: Entry) -> None:
-        self._failures.pop(entry.model.name, None)
-        self.circuit(entry.model).open()
-        self.quota(entry.model).open()
+        self._failures.pop(entry.name, None)
+        entry.circuit.open()
+        entry.quota.open()
 
     def fail(self, entry: Entry, error: ModelError, wait: float) -> None:
         """What an error means for everybody: a rate limit shuts the quota, failures in a row trip the circuit."""
-        name = entry.model.name
+        name = entry.name
         if error.kind == "rate_limited":
-            self.quota(entry.model).shut(wait, by_probe=entry.probes_quota)
+            entry.quota.shut(wait, by_probe=entry.probes_quota)
             entry = replace(entry, probes_quota=False)
         if error.kind in TRIPPING_KINDS:
             failures = self._failures[name] = self._failures.get(name, 0) + 1
             if failures >= TRIPS_AFTER:
-                self.circuit(entry.model).shut(TRIPPED_FOR, by_probe=entry.probes_circuit)
+                entry.circuit.shut(TRIPPED_FOR, by_probe=entry.probes_circuit)
                 entry = replace(entry, probes_circuit=False)
         self.step_back(entry)
 
     def step_back(self, entry: Entry) -> None:
         """The attempt says nothing about the gates: whoever waits behind it may try."""
         if entry.probes_circuit:
-            self.circuit(entry.model).step_back()
+            entry.circuit.step_back()
         if entry.probes_quota:
-            self.quota(entry.model).step_back()
+            entry.quota.step_back()
 
     def _gate(self, gates: dict[str, Gate], key: str) -> Gate:
         gate = gates.get(key)

@@ -139,9 +139,10 @@ class Ladder:
 
     async def _enter(self, model: Model, *, has_next: bool) -> Entry:
         """Through the model's gates; a ModelError where waiting would not help, or another model will do."""
-        circuit, quota = self._gates.circuit(model), self._gates.quota(model)
+        entry = self._gates.approach(model)
+        circuit, quota = entry.circuit, entry.quota
         if circuit.is_open and quota.is_open:
-            return Entry(model, False, False)
+            return entry
         wait = max(circuit.opens_in, quota.opens_in)
         if wait > LONGEST_WAIT or (has_next and circuit.opens_in):
             kind = "overloaded" if circuit.opens_in else "rate_limited"
@@ -149,7 +150,7 @@ class Ladder:
         if wait and self._attempts == 1:
             self._note("model_wait", model=model.name, wait=round(wait, 3), circuit=not circuit.is_open)
         try:
-            return await within(self._clock, self._time_left, self._gates.enter(model))
+            return await within(self._clock, self._time_left, self._gates.enter(entry))
         except TimeoutError:
             raise ModelError(f"{model.name} did not get free in time.", kind="rate_limited") from None
 

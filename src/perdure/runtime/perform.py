@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from perdure.core.actions import Action, CallModel, CheckCall, RunTool
@@ -18,21 +20,22 @@ from perdure.runtime.perform_model import call_model, number_calls
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     layers = (*desk.world.middleware, *desk.binding.agent.middleware)
-
-    async def innermost(action: Action) -> Event:
-        match action:
-            case CallModel():
-                return await call_model(desk, action, flight.max_tokens)
-            case RunTool():
-                return await run_tool(desk, action, flight.key, flight.deadline)
-            case CheckCall():
-                return await check_call(desk, action)
-            case _:
-                raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
-
     if not layers:
-        return as_kept(await innermost(flight.action))
+        return as_kept(await _perform(desk, flight, flight.action))
+    innermost = partial(_perform, desk, flight)
     return as_kept(_fitting(desk, flight.action, await compose(layers, innermost)(flight.action)))
+
+
+async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
+    match action:
+        case CallModel():
+            return await call_model(desk, action, flight.max_tokens)
+        case RunTool():
+            return await run_tool(desk, action, flight.key, flight.deadline)
+        case CheckCall():
+            return await check_call(desk, action)
+        case _:
+            raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
 
 
 def _fitting(desk: Desk, action: Action, event: object) -> Event:

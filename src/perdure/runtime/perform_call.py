@@ -81,7 +81,7 @@ def start_of(desk: Desk, action: RunTool) -> CallStarted | CallEnded:
     if tool is None:
         return _not_started(action, tool, "the tool no longer exists.")
     try:
-        key = tool.business_key(tool.parse(action.arguments))
+        key = tool.business_key(tool.parse(action.arguments)) if tool.key is not None else None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - key functions are user code
         return _not_started(action, tool, describe(error))
     key = key or digest_of(desk.log.uid, str(action.call), action.digest)
