@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python demo test check static sweep bench format lock clean
+.PHONY: help setup python demo test check static sweep soak bench format lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ static: $(STAMP) ## Format, lint, layers and types only
 
 sweep: $(STAMP) ## The long crash sweeps
 	$(PYTEST) -m sweep
+
+soak: $(STAMP) ## Ten minutes of noise for every parser
+	PERDURE_SOAK_SECONDS=1200 $(PYTEST) tests/models/test_fuzz.py
 
 bench: $(STAMP) ## The benchmarks
 	$(BIN)/python -m benchmarks

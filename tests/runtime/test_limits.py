@@ -166,7 +166,7 @@ async def test_what_money_cannot_pay_is_not_asked(memory: Store) -> None:
 
 
 async def test_a_model_without_a_price_is_not_limited_by_money(memory: Store) -> None:
-    agent = busy(Limits(cost_usd=0.01), model=ScriptedModel(["Done."]))
+    agent = busy(Limits(cost_usd=0.01), model=ScriptedModel(["Done."], cost=lambda _: None))
     async with Runtime(memory, agents=[agent]) as runtime:
         session = await runtime.open(agent)
         result = await soon(session.run("go"))

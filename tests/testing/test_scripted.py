@@ -350,7 +350,7 @@ def test_another_error_is_not_hidden_by_answers_left() -> None:
 def test_cost_and_name_are_what_was_given() -> None:
     model = ScriptedModel([], name="m1", cost=lambda usage: usage.total * 0.5)
     assert (model.name, model.cost(Usage(1, 2))) == ("m1", 1.5)
-    assert (ScriptedModel([]).name, ScriptedModel([]).cost(Usage())) == ("scripted", None)
+    assert (ScriptedModel([]).name, ScriptedModel([]).cost(Usage())) == ("scripted", 0.0)
 
 
 async def test_a_provider_may_not_count() -> None:

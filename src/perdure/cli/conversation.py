@@ -13,7 +13,7 @@ from perdure.cli.terminal import OK
 from perdure.cli.timeline import MARGIN, Timeline
 from perdure.cli.typed import read_lines
 from perdure.cli.views import view_for
-from perdure.cli.words import count, show_cost, show_parts
+from perdure.cli.words import count, show_parts, show_spent
 from perdure.core.errors import PerdureError, UsageError
 from perdure.core.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from perdure.runtime.run import Run
@@ -73,8 +73,8 @@ class Conversation:
 
     def _toolbar(self) -> str:
         state = self._session.state
-        cost = f" · {show_cost(state.cost_usd)}" if state.cost_usd else ""
-        return f" {self._session.id} · {self._session.agent} · {count(state.usage.total, 'token')}{cost} · /help "
+        spent = [count(state.usage.total, "token"), *show_spent(state.cost_usd, is_priced=state.is_priced)]
+        return f" {' · '.join([self._session.id, self._session.agent, *spent])} · /help "
 
     async def _go_on(self) -> None:
         """Shows what is new; the past is above, or in /show."""
@@ -113,8 +113,9 @@ class Conversation:
                 else:
                     screen.line("·", "nothing waits for a decision", "dim")
             case "/usage":
-                usage, cost = await session.usage(), session.state.cost_usd
-                screen.line("·", f"{usage.input:,} in, {usage.output:,} out{f', {show_cost(cost)}' if cost else ''}")
+                usage, state = await session.usage(), session.state
+                spent = show_spent(state.cost_usd, is_priced=state.is_priced)
+                screen.line("·", ", ".join([f"{usage.input:,} in", f"{usage.output:,} out", *spent]))
             case "/history":
                 for message in await session.history():
                     self._show_message(message)

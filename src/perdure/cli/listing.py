@@ -10,7 +10,7 @@ from perdure.cli.remote import beside, find, how_to_decide, how_to_resume
 from perdure.cli.screen import Screen, open_screen
 from perdure.cli.terminal import patience, print_json
 from perdure.cli.timeline import MARGIN, Timeline
-from perdure.cli.words import count, show_cost, visible
+from perdure.cli.words import count, show_spent, visible
 from perdure.core.codec import encode_event
 from perdure.core.errors import UsageError
 from perdure.core.views import Status, summarise
@@ -93,7 +93,7 @@ def _show_summary(screen: Screen, session: Session[Any]) -> None:
     status = summarise(state).status
     screen.say((visible(session.id), "bold"), f" · agent {visible(session.agent)} · ", (status, STATUS_STYLES[status]))
     spent = [count(state.runs, "run"), count(state.usage.total, "token")]
-    spent += [show_cost(state.cost_usd)] if state.cost_usd else []
+    spent += show_spent(state.cost_usd, is_priced=state.is_priced)
     screen.say((" · ".join([*spent, count(state.seq, "record"), f"uid {session.uid}"]), "dim"))
 
 

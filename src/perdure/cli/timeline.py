@@ -9,8 +9,9 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from perdure.cli.notes import show_note
 from perdure.cli.screen import Screen
-from perdure.cli.words import count, shorten, show_arguments, show_cost, show_parts, show_seconds
+from perdure.cli.words import count, shorten, show_arguments, show_cost, show_parts, show_seconds, show_spent
 from perdure.core.codec import encode_json
 from perdure.core.deltas import (
     AttemptDiscarded,
@@ -36,6 +37,7 @@ from perdure.core.events import (
     RunResumed,
     RunStarted,
     SessionOpened,
+    SettingsChanged,
     StopRequested,
 )
 from perdure.core.messages import ToolCall, Usage
@@ -126,6 +128,8 @@ class Timeline:
                 self._show_input(record, record.event)
             case RunStarted():
                 self._run = Totals(record.event.run, record.at)
+            case SettingsChanged(model=model):
+                self._line(record, "·", f"from now on {model or 'the model of its agent'} answers", "dim")
             case StopRequested(cause=cause, by=by):
                 self._line(record, "■", f"{cause} requested{f' by {by}' if by else ''}", "yellow")
             case RunResumed():
@@ -159,17 +163,15 @@ class Timeline:
                 self._screen.end(MODEL)
                 self._screen.discard()
                 self._line(record, "✗", f"the model gave no answer: {kind}{f', {detail}' if detail else ''}", "red")
-            case Noted(kind="model_attempt", data={"attempt": attempt, "kind": kind, "wait": wait}):
-                then = "that was the last try" if wait is None else f"again in {show_seconds(wait)}"
-                self._line(record, "↻", f"the model failed ({kind}, attempt {attempt}): {then}", "yellow")
-            case Noted(kind=kind, data=data):
-                self._line(record, "·", f"{kind} {shorten(encode_json(data).decode(), LONGEST)}", "dim")
+            case Noted():
+                self._line(record, *show_note(event))
 
     def _show_answer(self, record: Record, event: ModelResponded) -> None:
         self._screen.end(MODEL)
         run = self._run
-        run.usage += event.usage
+        run.usage += event.usage + event.wasted
         run.cost_usd += event.cost_usd or 0.0
+        run.is_priced = run.is_priced and event.cost_usd is not None
         self._calls |= {call.call: call for call in event.message.calls}
         if self._full:
             spent = [f"turn {run.turns}", f"{event.usage.input:,} in, {event.usage.output:,} out"]
@@ -231,7 +233,7 @@ class Timeline:
         run = self._run
         parts = [event.reason, *([event.detail] if event.detail else []), count(run.turns, "turn")]
         parts.append(count(run.usage.total, "token"))
-        parts += [show_cost(run.cost_usd)] if run.cost_usd else []
+        parts += show_spent(run.cost_usd, is_priced=run.is_priced)
         if run.began:
             run.wait_until(record.at)
             waited = f", {show_seconds(run.waited)} of it waiting" if run.waited >= 1 else ""
@@ -282,6 +284,7 @@ class Totals:
         self.turns = 0
         self.usage = Usage()
         self.cost_usd = 0.0
+        self.is_priced = True
         self.waited = 0.0
         self._waiting_since: float | None = None
 

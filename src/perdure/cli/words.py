@@ -69,6 +69,12 @@ def show_cost(cost_usd: float) -> str:
     return f"${cost_usd:.2f}" if cost_usd >= 1 else f"${cost_usd:.4f}"
 
 
+def show_spent(cost_usd: float, *, is_priced: bool) -> list[str]:
+    """What was spent, as far as prices are known; nothing where nothing was."""
+    spent = [show_cost(cost_usd)] if cost_usd else []
+    return spent if is_priced else [*spent, "more at an unknown price" if spent else "cost unknown"]
+
+
 def count(number: int, noun: str, nouns: str = "") -> str:
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 

@@ -73,7 +73,8 @@ class ScriptedModel:
         self._reached = 0
 
     def cost(self, usage: Usage) -> float | None:
-        return self._cost(usage) if self._cost else None
+        """What a script says costs nothing, unless the test has a price."""
+        return self._cost(usage) if self._cost else 0.0
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta | ModelResponse]:
         self.requests.append(request)

@@ -1,0 +1,36 @@
+"""What the log notes about a model's failures, waits and recoveries, in words for people."""
+
+from __future__ import annotations
+
+from perdure.cli.words import shorten, show_cost, show_seconds
+from perdure.core.codec import encode_json
+from perdure.core.events import Noted
+
+LONGEST = 300
+BROKE_OFF = "the answer broke off"
+PLANS = {
+    "kept": f"{BROKE_OFF}; the calls that were whole are kept",
+    "continued": f"{BROKE_OFF}; the model goes on from where it was",
+    "restarted": f"{BROKE_OFF}; the model begins again",
+}
+
+
+def show_note(event: Noted) -> tuple[str, str, str]:
+    """Mark, text and style of a line."""
+    match event:
+        case Noted(kind="model_attempt", data={"attempt": attempt, "kind": kind, "wait": wait}):
+            then = "that was the last try" if wait is None else f"again in {show_seconds(wait)}"
+            return "↻", f"the model failed ({kind}, attempt {attempt}): {then}", "yellow"
+        case Noted(kind="model_wait", data={"model": model, "wait": wait, "circuit": circuit}):
+            why = "it has failed too often" if circuit else "the rate limit is shared"
+            return "…", f"waits {show_seconds(wait)} for {model}: {why}", "yellow"
+        case Noted(kind="model_switch", data={"model": model, "instead_of": other}):
+            return "↻", f"{model} is asked instead of {other}", "yellow"
+        case Noted(kind="model_recovery", data={"plan": plan}):
+            return "↻", PLANS.get(plan, f"{BROKE_OFF}; {plan}"), "magenta"
+        case Noted(kind="price_unknown", data={"model": model, "limit": limit}):
+            return "!", f"nobody knows the price of {model}: the limit of {show_cost(limit)} does not hold", "yellow"
+        case Noted(kind="hook_failed", data={"hook": hook, "detail": detail}):
+            return "!", f"{hook} failed: {detail}", "yellow"
+        case Noted(kind=kind, data=data):
+            return "·", f"{kind} {shorten(encode_json(data).decode(), LONGEST)}", "dim"
