@@ -160,6 +160,8 @@ class Timeline:
             case ModelResponded():
                 self._show_answer(record, event)
             case ModelFailed(kind=kind, detail=detail):
+                self._run.usage += event.wasted
+                self._run.cost_usd += event.cost_usd or 0.0
                 self._screen.end(MODEL)
                 self._screen.discard()
                 self._line(record, "✗", f"the model gave no answer: {kind}{f', {detail}' if detail else ''}", "red")

@@ -248,8 +248,9 @@ class Ladder:
             self._show(self._items)
 
     def _discard(self, reason: str) -> None:
-        self._desk.publish(AttemptDiscarded(self._turn, self._attempts, reason))
-        self._items = []
+        if self._items:
+            self._desk.publish(AttemptDiscarded(self._turn, self._attempts, reason))
+            self._items = []
 
     def _show(self, items: Sequence[ModelDelta]) -> None:
         for item in items:
