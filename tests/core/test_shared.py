@@ -132,3 +132,25 @@ def test_they_cannot_be_keys() -> None:
     for shared in (Buffer[int](), Index[str, int]()):
         with pytest.raises(TypeError):
             hash(shared)
+
+
+def test_what_is_derived_is_made_once_and_joined_in_blocks() -> None:
+    made: list[int] = []
+
+    def write(item: int) -> str:
+        made.append(item)
+        return f"{item},"
+
+    buffer: Buffer[int] = Buffer()
+    older: list[Buffer[int]] = []
+    for number in range(10):
+        buffer = buffer.add(number)
+        older.append(buffer)
+        assert buffer.underived("k") == [number]
+        buffer.derive("k", write)
+        assert "".join(buffer.joined("k", 4, "".join)) == "".join(f"{n}," for n in range(number + 1))
+    assert made == list(range(10)), "once per item"
+    assert buffer.joined("k", 4, "".join) == ["0,1,2,3,", "4,5,6,7,", "8,", "9,"]
+    assert older[5].joined("k", 4, "".join) == ["0,1,2,3,", "4,", "5,"], "an older state sees what it saw"
+    fork = older[5].add(99)
+    assert fork.underived("k") == [0, 1, 2, 3, 4, 5, 99], "another future derives for itself"

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.models.reading import MakeReader, check_read, read
+from perdure.core.messages import Text, UserMessage
+from perdure.models.wires.wire import Wire
+from perdure.ports import ModelRequest
+from tests.models.reading import MakeReader, check_read, read, recorded
+
+ASK = ModelRequest("m", "", [UserMessage((Text("hi"),))])
+ASK_OUTPUT = ModelRequest("m", "", [UserMessage((Text("hi"),))], output={"type": "integer"})
 
 WORDS = (
     b"null",
@@ -63,14 +69,12 @@ def pieces_of(draw: st.DrawFn, streams: st.SearchStrategy[bytes]) -> list[bytes]
     return [data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-def fuzz(
-    make: MakeReader, streams: Mapping[str, bytes], *, max_examples: int = 300, seconds: float | None = None
-) -> int:
-    """Runs the property so often, or again and again for so long; anything but a response or a ModelError raises."""
+def fuzz(make: MakeReader, streams: Mapping[str, bytes], seconds: float) -> int:
+    """Runs the property again and again for so long; anything but a response or a ModelError raises."""
     ran = 0
 
     @settings(
-        max_examples=max_examples,
+        max_examples=300,
         deadline=None,
         database=None,
         phases=[Phase.generate, Phase.shrink],
@@ -87,8 +91,15 @@ def fuzz(
         # In one piece nothing is lost: what is closed before a failure comes out before it.
         assert whole.closed == got.closed
 
-    until = time.monotonic() + (seconds or 0)
+    until = time.monotonic() + seconds
     holds()
     while time.monotonic() < until:
         holds()
     return ran
+
+
+def fuzz_wire(folder: str, wire: Wire, forced: Wire, *, seconds: float) -> int:
+    """Half of the time for plain answers and half for those that a forced tool gives, over the folder's recordings."""
+    streams = recorded(folder)
+    plain = fuzz(lambda: wire.from_wire(ASK), streams, seconds / 2)
+    return plain + fuzz(lambda: forced.from_wire(ASK_OUTPUT), streams, seconds / 2)

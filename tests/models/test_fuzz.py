@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.models import fuzz_anthropic, fuzz_google, fuzz_openai
+from perdure.models.wires.gemini import GeminiWire
+from perdure.models.wires.messages import MessagesWire
+from tests.models import fuzz_openai
+from tests.models.fuzzing import fuzz_wire
 
 SECONDS = float(os.environ.get("PERDURE_SOAK_SECONDS", "30")) / 4
 """For each of the four; what a test run spends on it, or a soak."""
@@ -15,8 +18,8 @@ SECONDS = float(os.environ.get("PERDURE_SOAK_SECONDS", "30")) / 4
 FUZZERS: dict[str, Callable[[], int]] = {
     "openai": lambda: fuzz_openai.run(seconds=SECONDS),
     "openai, quick": lambda: fuzz_openai.fuzz(SECONDS, seed=7, most=10_000_000),
-    "anthropic": lambda: fuzz_anthropic.run(seconds=SECONDS),
-    "google": lambda: fuzz_google.run(seconds=SECONDS),
+    "anthropic": lambda: fuzz_wire("anthropic", MessagesWire(), MessagesWire(output="tool"), seconds=SECONDS),
+    "google": lambda: fuzz_wire("google", GeminiWire(), GeminiWire(output="tool"), seconds=SECONDS),
 }
 
 

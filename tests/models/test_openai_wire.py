@@ -397,8 +397,8 @@ def test_keys(wire: type[ChatWire] | type[ResponsesWire]) -> None:
 def test_a_message_is_written_once(wire: Wire, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[object] = []
     module: Any = import_module(f"perdure.models.wires.{name}")
-    line = module._line
-    monkeypatch.setattr(module, "_line", lambda value: written.append(value) or line(value))
+    line = module.line
+    monkeypatch.setattr(module, "line", lambda value: written.append(value) or line(value))
     messages: Buffer[Message] = Buffer()
     for number in range(3):
         messages = messages.add(UserMessage((Text(f"Hello {number}"), IMAGE)))

@@ -18,7 +18,7 @@ from perdure.core.messages import Text, ToolCall
 from perdure.core.specs import ModelSettings, ToolSpec
 from perdure.models.account import Account
 from perdure.models.http_model import HttpModel
-from perdure.models.local_process import Endpoint, LocalServer
+from perdure.models.local_process import LocalEndpoint, LocalServer
 from perdure.models.wires.chat import ChatWire
 from perdure.models.wires.messages import MessagesWire
 from perdure.models.wires.responses import ResponsesWire
@@ -48,7 +48,7 @@ TOOLS = (ToolSpec("weather", "Tells the weather of a city.", CITY), ToolSpec("ad
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
+def endpoint() -> Iterator[LocalEndpoint]:
     with pytest.MonkeyPatch.context() as patch:
         server = LocalServer(smollm2(patch.setenv))
         try:
@@ -57,11 +57,11 @@ def endpoint() -> Iterator[Endpoint]:
             server.leave(server)
 
 
-def model_at(endpoint: Endpoint, wire: Wire, key: str | None = None) -> HttpModel:
+def model_at(endpoint: LocalEndpoint, wire: Wire, key: str | None = None) -> HttpModel:
     return HttpModel("smollm2", "smollm2", wire, Account(f"{endpoint.address}/v1", api_key=key or endpoint.key))
 
 
-async def ask(endpoint: Endpoint, wire: Wire, request: ModelRequest) -> tuple[list[ModelDelta], ModelResponse]:
+async def ask(endpoint: LocalEndpoint, wire: Wire, request: ModelRequest) -> tuple[list[ModelDelta], ModelResponse]:
     model = model_at(endpoint, wire)
     try:
         *deltas, response = [item async for item in model.stream(request)]
@@ -75,14 +75,14 @@ def text_of(response: ModelResponse) -> str:
     return "".join(part.text for part in response.parts if isinstance(part, Text))
 
 
-def slots(endpoint: Endpoint) -> list[dict[str, Any]]:
+def slots(endpoint: LocalEndpoint) -> list[dict[str, Any]]:
     asked = urllib.request.Request(f"{endpoint.address}/slots", headers={"Authorization": f"Bearer {endpoint.key}"})
     with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
         return json.load(answer)
 
 
 @all_wires
-async def test_an_answer_is_streamed_and_counted(endpoint: Endpoint, wire: Wire) -> None:
+async def test_an_answer_is_streamed_and_counted(endpoint: LocalEndpoint, wire: Wire) -> None:
     deltas, response = await ask(endpoint, wire, question())
     pieces = [delta.text for delta in deltas if isinstance(delta, TextDelta)]
     assert len(pieces) > 3, "more than one piece"
@@ -96,7 +96,7 @@ async def test_an_answer_is_streamed_and_counted(endpoint: Endpoint, wire: Wire)
 
 
 @all_wires
-async def test_the_same_question_gets_the_same_answer_on_every_wire(endpoint: Endpoint, wire: Wire) -> None:
+async def test_the_same_question_gets_the_same_answer_on_every_wire(endpoint: LocalEndpoint, wire: Wire) -> None:
     """So instructions, roles and settings reach the model alike."""
     _, expected = await ask(endpoint, ChatWire(), question("Count from one to five."))
     _, response = await ask(endpoint, wire, question("Count from one to five."))
@@ -104,7 +104,7 @@ async def test_the_same_question_gets_the_same_answer_on_every_wire(endpoint: En
 
 
 @all_wires
-async def test_a_prompt_that_was_read_before_counts_as_cached(endpoint: Endpoint, wire: Wire) -> None:
+async def test_a_prompt_that_was_read_before_counts_as_cached(endpoint: LocalEndpoint, wire: Wire) -> None:
     request = question("Tell me about the sea, the wind and the sand of a long beach.")
     _, first = await ask(endpoint, wire, request)
     _, again = await ask(endpoint, wire, request)
@@ -115,7 +115,7 @@ async def test_a_prompt_that_was_read_before_counts_as_cached(endpoint: Endpoint
 
 
 @all_wires
-async def test_a_stream_that_is_closed_stops_the_server(endpoint: Endpoint, wire: Wire) -> None:
+async def test_a_stream_that_is_closed_stops_the_server(endpoint: LocalEndpoint, wire: Wire) -> None:
     request = question("Write a very long story.", settings=ModelSettings(max_tokens=4000, temperature=0.0))
     model = model_at(endpoint, wire)
     async with aclosing(model.stream(request)) as stream:
@@ -131,14 +131,14 @@ async def test_a_stream_that_is_closed_stops_the_server(endpoint: Endpoint, wire
 
 
 @all_wires
-async def test_a_prompt_that_is_too_long(endpoint: Endpoint, wire: Wire) -> None:
+async def test_a_prompt_that_is_too_long(endpoint: LocalEndpoint, wire: Wire) -> None:
     with pytest.raises(ModelError) as caught:
         await ask(endpoint, wire, question("word " * 9000))
     assert caught.value.kind == "context_too_long"
 
 
 @all_wires
-async def test_a_wrong_key(endpoint: Endpoint, wire: Wire) -> None:
+async def test_a_wrong_key(endpoint: LocalEndpoint, wire: Wire) -> None:
     model = model_at(endpoint, wire, key="some-other-key")
     with pytest.raises(ModelError) as caught:
         await anext(model.stream(question()))
@@ -151,7 +151,7 @@ JSON_TOOLS = ChatWire(tools="json")
 
 
 @pytest.mark.parametrize("wire", [ChatWire(), JSON_TOOLS], ids=["native", "json"])
-async def test_output_that_follows_a_schema(endpoint: Endpoint, wire: Wire) -> None:
+async def test_output_that_follows_a_schema(endpoint: LocalEndpoint, wire: Wire) -> None:
     """On Chat alone: for Responses and Messages this server ignores the schema."""
     settings = ModelSettings(temperature=0.0, max_tokens=60)
     _, response = await ask(endpoint, wire, question("Take two and three.", output=SUM, settings=settings))
@@ -161,7 +161,7 @@ async def test_output_that_follows_a_schema(endpoint: Endpoint, wire: Wire) -> N
 
 
 @pytest.mark.parametrize("choice", ["weather", "add", "required", "", "none"])
-async def test_tools_by_grammar_make_valid_calls(endpoint: Endpoint, choice: str) -> None:
+async def test_tools_by_grammar_make_valid_calls(endpoint: LocalEndpoint, choice: str) -> None:
     settings = ModelSettings(temperature=0.0, max_tokens=120, tool_choice=choice)
     request = question("What is the weather in Paris?", tools=TOOLS, settings=settings)
     _, response = await ask(endpoint, JSON_TOOLS, request)
@@ -181,7 +181,7 @@ async def test_tools_by_grammar_make_valid_calls(endpoint: Endpoint, choice: str
 
 
 @pytest.mark.parametrize("wire", [ChatWire(continues=True), MessagesWire(continues=True)], ids=["chat", "messages"])
-async def test_an_answer_goes_on_from_its_beginning(endpoint: Endpoint, wire: Wire) -> None:
+async def test_an_answer_goes_on_from_its_beginning(endpoint: LocalEndpoint, wire: Wire) -> None:
     request = question("Say the alphabet.", settings=ModelSettings(temperature=0.0, max_tokens=24))
     _, whole = await ask(endpoint, wire, request)
     half = text_of(whole)[: len(text_of(whole)) // 2].rpartition(" ")[0]
@@ -192,7 +192,7 @@ async def test_an_answer_goes_on_from_its_beginning(endpoint: Endpoint, wire: Wi
 
 
 @all_wires
-async def test_one_question_right_after_the_other(endpoint: Endpoint, wire: Wire) -> None:
+async def test_one_question_right_after_the_other(endpoint: LocalEndpoint, wire: Wire) -> None:
     """This server closes a connection after it has streamed, without saying so before."""
     model = model_at(endpoint, wire)
     try:
@@ -207,7 +207,7 @@ async def test_one_question_right_after_the_other(endpoint: Endpoint, wire: Wire
 
 @pytest.mark.slow
 @all_wires
-async def test_the_contract_of_models(endpoint: Endpoint, wire: Wire) -> None:
+async def test_the_contract_of_models(endpoint: LocalEndpoint, wire: Wire) -> None:
     short = ModelSettings(temperature=0.0, max_tokens=8)
     requests = (question("Say yes.", settings=short), question("Say no.", settings=short))
     models: list[HttpModel] = []

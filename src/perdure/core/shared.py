@@ -42,6 +42,15 @@ class Buffer(Sequence[T]):
             made.append(function(self._items[index]))
         return made
 
+    def joined(self, key: Hashable, size: int, join: Callable[[list[Any]], Any]) -> list[Any]:
+        """What was derived under this key, the older part of it in blocks of `size` items that were joined once."""
+        made = self._derived[key]
+        blocks = self._derived.setdefault((key, size), [])
+        whole = self._length // size
+        for number in range(len(blocks), whole):
+            blocks.append(join(made[number * size : (number + 1) * size]))
+        return [*blocks[:whole], *made[whole * size : self._length]]
+
     def underived(self, key: Hashable) -> list[T]:
         """The items for which nothing was derived under this key yet."""
         return self._items[len(self._derived.get(key, ())) : self._length]

@@ -63,7 +63,7 @@ def from_string(name: str, client: HttpClient | None = None) -> Model:
     if endpoint is None or not model:
         raise UsageError(
             f"Nobody provides the model {_shown(name)!r}; take openai:NAME, openai-responses:NAME, anthropic:NAME, "
-            "google:NAME, openai-compatible:NAME@URL or local:NAME."
+            "google:NAME, openai-compatible:NAME@URL, local:NAME or scripted:FILE.json."
         )
     if url:
         endpoint = endpoint.without_key()

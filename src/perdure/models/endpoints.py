@@ -101,10 +101,10 @@ class Endpoint:
 
 
 def _price(listed: Callable[[], str], model: str, price: Price | None) -> Callable[[Usage], float | None]:
-    from perdure.models.prices import flat_price, price_of
+    from perdure.models.prices import cost_of, flat_price
 
     if price is None:
-        return lambda usage: price_of(listed(), model)(usage)
+        return lambda usage: cost_of(listed(), model, usage)
     return price if callable(price) else flat_price(*price)
 
 

@@ -11,10 +11,9 @@ from perdure.core.errors import ModelError, ModelErrorKind, NotFound, StoreError
 from perdure.core.messages import Usage
 from perdure.models.account import Account
 from perdure.models.http import Deadlines, Exchange, HttpClient
+from perdure.models.prices import Price
 from perdure.models.wires.wire import Reader, Wire, media_of, unwritten
 from perdure.ports import ModelRequest, ModelResponse, ModelTraits
-
-__all__ = ["Deadlines", "HttpModel"]
 
 SETTLE = 1.0
 """Seconds that a server may take to end its answer after its last word, so that the connection can be used again."""
@@ -22,7 +21,6 @@ MAX_MESSAGE = 2000
 TURN = 200
 """So many deltas of one read, and others get their turn."""
 
-Price = Callable[[Usage], float | None]
 FindWindow = Callable[[], int | None]
 
 

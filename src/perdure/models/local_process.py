@@ -33,14 +33,14 @@ _POLL_SECONDS = 0.02
 _LOG_PREFIX = " E "
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class LocalEndpoint(msgspec.Struct, frozen=True):
     """Where a server listens, and the key that it wants; both are new whenever it is started."""
 
     address: str
     key: str
 
     def __repr__(self) -> str:
-        return f"Endpoint({self.address!r})"
+        return f"LocalEndpoint({self.address!r})"
 
 
 class _Running(msgspec.Struct):
@@ -51,7 +51,7 @@ class _Running(msgspec.Struct):
     key: str
     parent: int
     said: bytes = b""
-    endpoint: Endpoint | None = None
+    endpoint: LocalEndpoint | None = None
 
 
 class LocalServer:
@@ -61,7 +61,7 @@ class LocalServer:
         self._users: WeakSet[object] = WeakSet()
         self._running: _Running | None = None
 
-    async def endpoint(self, user: object) -> Endpoint:
+    async def endpoint(self, user: object) -> LocalEndpoint:
         """Where it listens, once it does; from now on `user` needs it."""
         deadline = monotonic() + START_SECONDS
         while True:
@@ -100,7 +100,7 @@ class LocalServer:
         running = self._running
         return running.process.pid if running and running.process.poll() is None else None
 
-    def _look(self) -> Endpoint | None:
+    def _look(self) -> LocalEndpoint | None:
         """One look: starts what is not there, reads what it has said; None while it is not ready."""
         running = self._running
         if running is None or running.parent != os.getpid():
@@ -170,7 +170,7 @@ def _listen(running: _Running) -> None:
     running.said += running.process.stdout.read() or b""
     line, end, _ = running.said.partition(b"\n")
     if end:
-        running.endpoint = Endpoint(json.loads(line)["address"], running.key)
+        running.endpoint = LocalEndpoint(json.loads(line)["address"], running.key)
 
 
 def _close(running: _Running) -> None:

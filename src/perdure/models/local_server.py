@@ -1,6 +1,6 @@
 """The process of a local model: the llama.cpp server on a loopback port. A crash in its native code ends it alone.
 
-It reads its Order, a line of JSON, from standard input, says its address in a line on standard output and serves until
+It reads its order, a line of JSON, from standard input, says its address in a line on standard output and serves until
 standard input ends or its parent is gone. It imports nothing of Perdure, so it is up as soon as its weights are.
 """
 

@@ -35,9 +35,9 @@ class Facts(msgspec.Struct, frozen=True):
     window: int | None = None
 
 
-def price_of(provider: str, model: str) -> Price:
-    """The price list's own figure, looked up when it is first asked for."""
-    return lambda usage: cost_at(facts_of(provider, model).rates, usage)
+def cost_of(provider: str, model: str, usage: Usage) -> float | None:
+    """The price list's own figure."""
+    return cost_at(facts_of(provider, model).rates, usage)
 
 
 def flat_price(input: float, output: float) -> Price:

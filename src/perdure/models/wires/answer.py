@@ -119,21 +119,17 @@ class Answer:
             call.is_closed = True
             self.deltas.append(PartClosed(ToolCall(0, call.name, arguments, call.id, extras)))
 
-    def close_calls(self, *, before: object = None) -> None:
-        """Closes every call but `before`, where a format only shows that the next one, or the end, has come."""
-        for key in self._calls:
-            if key != before or before is None:
-                self.close_call(key)
-
     @property
     def calls(self) -> int:
         return len(self._calls)
 
-    def knows(self, key: object) -> bool:
-        return key in self._calls
-
     def is_closed(self, key: object) -> bool:
         return key in self._calls and self._calls[key].is_closed
+
+    def note(self, note: str) -> None:
+        """Each is said once, however often it is true."""
+        if note not in self.notes:
+            self.notes.append(note)
 
     def response(self) -> ModelResponse:
         """The whole answer; a ModelError if the stream ended before its end, or said nothing up to its limit."""

@@ -30,18 +30,21 @@ from perdure.models.wires.openai_failures import read_failure
 from perdure.models.wires.openai_parts import (
     NO_PARAMETERS,
     Output,
+    address_at,
+    choice_beside,
     compose,
     data_url,
     effort_of,
     file_name,
+    headers_with,
     is_strict,
+    line,
     output_of,
     readable_arguments,
     text_document,
     words_of,
-    write,
 )
-from perdure.models.wires.output_tool import DESCRIPTION, output_tool
+from perdure.models.wires.output_tool import DESCRIPTION, output_name
 from perdure.models.wires.wire import Failure, Files, Reader, call_id, join_messages, without_none
 from perdure.ports import ModelRequest
 
@@ -74,19 +77,15 @@ class ChatWire:
             raise UsageError("An answer in JSON cannot go on from its words; take continues=False with tools='json'.")
 
     def address(self, base_url: str, model: str) -> str:
-        path, mark, query = base_url.partition("?")
-        return f"{path.rstrip('/')}/chat/completions{mark}{query}"
+        return address_at(base_url, "chat/completions")
 
     def headers(self, key: str) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
-        if key:
-            headers[self.key_header] = f"Bearer {key}" if self.key_header == "authorization" else key
-        return headers
+        return headers_with(key, self.key_header)
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
         is_json = self._is_json(request)
         instructions = json_tools.instructions_of(request) if is_json else request.instructions
-        head = _line({"role": "system", "content": instructions}) if instructions else b""
+        head = line({"role": "system", "content": instructions}) if instructions else b""
         messages = join_messages(request.messages, self, lambda message: self._write(message, files))
         fields = {"model": model, "stream": True, **self._settings(request), **self._tools(request)}
         if self.takes_stream_options:
@@ -99,7 +98,7 @@ class ChatWire:
         if self._is_json(request):
             return ChatReader(answer, json=json_tools.JsonAnswer(answer, is_raw=request.output is not None))
         output = self._output(request)
-        tool = output_tool(request).name if output and self.output == "tool" else ""
+        tool = output_name(request) if output and self.output == "tool" else ""
         return ChatReader(answer, tool=tool, is_wrapped=output is not None and output.is_wrapped)
 
     def read_failure(self, status: int, body: bytes) -> Failure:
@@ -141,12 +140,9 @@ class ChatWire:
         if output and self.output == "native":
             fields["response_format"] = _format(output.schema)
         elif output:
-            name = output_tool(request).name
+            name = output_name(request)
             tools.append(_tool(ToolSpec(name, DESCRIPTION, output.schema)))
-            if not request.tools or choice == "none":
-                choice = name
-            elif choice in ("", "auto"):
-                choice = "required"
+            choice = choice_beside(name, request)
         if tools:
             fields["tools"] = tools
             fields["tool_choice"] = _choice(choice) if choice else None
@@ -159,17 +155,17 @@ class ChatWire:
             message["prefix"] = True
         elif self.prefix == "flags":
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
-        return _line(message)
+        return line(message)
 
     def _write(self, message: Message, files: Files) -> bytes:
         match message:
             case UserMessage(parts=parts):
-                return _line({"role": "user", "content": _content(parts, files)})
+                return line({"role": "user", "content": _content(parts, files)})
             case AssistantMessage():
                 return self._write_answer(message)
             case ToolMessage(results=results) if self.tools == "json":
                 parts = [part for result in results for part in _as_turn(result)]
-                return _line({"role": "user", "content": _content(parts, files)})
+                return line({"role": "user", "content": _content(parts, files)})
             case ToolMessage(results=results):
                 return b"".join(map(_write_result, results)) + _write_media(results, files)
 
@@ -177,7 +173,7 @@ class ChatWire:
         text, calls = message.text, message.calls
         if self.tools == "json":
             lines = ([text] if text else []) + [json_tools.call_text(call) for call in calls]
-            return _line({"role": "assistant", "content": "\n".join(lines)})
+            return line({"role": "assistant", "content": "\n".join(lines)})
         is_own = message.provider == self.name
         fields: dict[str, JSON] = {"role": "assistant", "content": text or ("" if not calls else None)}
         if calls and self.reasoning == "required":
@@ -188,16 +184,12 @@ class ChatWire:
                     _send_back(part, fields)
         if calls:
             fields["tool_calls"] = [_write_call(call, is_own=is_own) for call in calls]
-        return _line(fields)
+        return line(fields)
 
 
 def wire_for(model: str, **options: Any) -> ChatWire:
     """All models of this format are spoken to alike; what a server wants otherwise is an option."""
     return ChatWire(**options)
-
-
-def _line(message: JSON) -> bytes:
-    return write(message) + b","
 
 
 def _content(parts: tuple[Part, ...] | list[Part], files: Files) -> JSON:
@@ -236,7 +228,7 @@ def _send_back(part: Thinking, fields: dict[str, JSON]) -> None:
 
 
 def _write_result(result: ToolResult) -> bytes:
-    return _line({"role": "tool", "tool_call_id": call_id(result.call), "content": words_of(result.parts)})
+    return line({"role": "tool", "tool_call_id": call_id(result.call), "content": words_of(result.parts)})
 
 
 def _write_media(results: tuple[ToolResult, ...], files: Files) -> bytes:
@@ -246,7 +238,7 @@ def _write_media(results: tuple[ToolResult, ...], files: Files) -> bytes:
         media = [part for part in result.parts if isinstance(part, Media)]
         if media:
             parts += [Text(f"What {result.name} ({call_id(result.call)}) returned:"), *media]
-    return _line({"role": "user", "content": _content(parts, files)}) if parts else b""
+    return line({"role": "user", "content": _content(parts, files)}) if parts else b""
 
 
 def _as_turn(result: ToolResult) -> list[Part]:

@@ -18,9 +18,9 @@ from perdure.models.wires.answer import Answer
 from perdure.models.wires.json_tools import JsonAnswer
 from perdure.models.wires.openai_events import Events
 from perdure.models.wires.openai_failures import in_band
-from perdure.models.wires.openai_parts import WRAPPED
 from perdure.models.wires.openai_usage import usage_of
 from perdure.models.wires.openai_values import ValueStream
+from perdure.models.wires.output_tool import WRAPPED
 from perdure.models.wires.wire import encode
 from perdure.ports import ModelResponse
 
@@ -132,7 +132,7 @@ class ChatReader:
 
     def _take(self, event: bytes) -> None:
         if self._is_marked:
-            self._note("data after the end")
+            self._answer.note("data after the end")
             return
         if event == b"[DONE]":
             self._mark()
@@ -175,11 +175,11 @@ class ChatReader:
         if chunk.usage is not None:
             self._answer.usage = usage_of(chunk.usage)
             if self._answer.usage is None:
-                self._note("the usage cannot be true")
+                self._answer.note("the usage cannot be true")
         if self._events.is_plain:
             if self._answer.stop is None and chunk.choices:
                 # A body that could be read is whole, calls and all.
-                self._note("no finish reason")
+                self._answer.note("no finish reason")
                 self._end("stop")
             self._is_marked = True
 
@@ -187,7 +187,7 @@ class ChatReader:
         said = choice.delta or choice.message
         if self._answer.stop is not None:
             if choice.finish_reason or (said and (said.content or said.tool_calls)):
-                self._note("data after the end")
+                self._answer.note("data after the end")
             return
         if said is not None:
             self._take_thinking(said)
@@ -277,7 +277,7 @@ class ChatReader:
         call = _Open(self._opened, piece.id or "", is_answer)
         self._opened += 1
         if is_answer and self._has_answered:
-            self._note("a second answer was left out")
+            self._answer.note("a second answer was left out")
         elif is_answer:
             self._answer.drop_text()
         else:
@@ -322,7 +322,7 @@ class ChatReader:
             self._answer.stop = "length"
             return
         if reason not in _NORMAL and reason not in _LENGTH:
-            self._note(f"unknown finish reason {reason[:40]!r}")
+            self._answer.note(f"unknown finish reason {reason[:40]!r}")
         for call in self._calls.values():
             self._close_call(call)
         self._answer.stop = "refusal" if self._has_refused else "calls" if self._answer.calls else "end"
@@ -330,20 +330,16 @@ class ChatReader:
     def _mark(self) -> None:
         # A call that no finish reason confirmed may be a half one; words may not.
         if self._answer.stop is None and not self._calls:
-            self._note("no finish reason")
+            self._answer.note("no finish reason")
             self._end("stop")
         self._is_marked = True
 
     def _misread(self) -> None:
         """What cannot be read is the end of the attempt, unless the answer is complete or a body is still coming."""
         if self._answer.stop is not None:
-            self._note("data after the end")
+            self._answer.note("data after the end")
         elif not self._events.is_plain:
             raise ModelError("The model's answer is not the JSON that was agreed on; try again.", kind="cut")
-
-    def _note(self, note: str) -> None:
-        if note not in self._answer.notes:
-            self._answer.notes.append(note)
 
 
 def _merge(details: list[dict[str, JSON]], piece: dict[str, JSON]) -> None:

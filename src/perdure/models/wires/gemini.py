@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from perdure.core.codec import decode_json
 from perdure.core.messages import (
     JSON,
     AssistantMessage,
@@ -24,10 +23,20 @@ from perdure.core.messages import (
     ToolResult,
     UserMessage,
 )
-from perdure.models.wires.gemini_errors import read_failure
+from perdure.models.wires.gemini_failures import read_failure
 from perdure.models.wires.gemini_reader import GeminiReader
 from perdure.models.wires.output_tool import DESCRIPTION, OutputTool, output_tool
-from perdure.models.wires.wire import Failure, Files, call_id, encode, without_comma, without_none, write_messages
+from perdure.models.wires.wire import (
+    Failure,
+    Files,
+    call_id,
+    encode,
+    object_of,
+    unshown,
+    without_comma,
+    without_none,
+    write_messages,
+)
 from perdure.ports import ModelRequest
 
 NO_SIGNATURE = "skip_thought_signature_validator"
@@ -185,22 +194,13 @@ def _write_answer(message: AssistantMessage, is_own: bool) -> list[JSON]:
                 if not signed and not has_call:
                     signed = {"thoughtSignature": NO_SIGNATURE}
                 has_call = True
-                call = {"id": call_id(part.call), "name": part.name, "args": _args_of(part.arguments)}
+                call = {"id": call_id(part.call), "name": part.name, "args": object_of(part.arguments)}
                 written.append({"functionCall": call} | signed)
             case Thinking(text=text, signature=signature):
                 # A thought without a signature is a summary, which means nothing to the model.
                 if is_own and signature:
                     written.append({"text": text, "thought": True, "thoughtSignature": signature})
     return written
-
-
-def _args_of(arguments: str) -> JSON:
-    """The arguments as an object, which the API wants; what the model wrote instead is shown to it as it was."""
-    try:
-        found = decode_json(arguments)
-    except ValueError:
-        found = None
-    return msgspec.Raw(arguments.encode()) if isinstance(found, dict) else {"invalid_arguments": arguments}
 
 
 def _write_result(result: ToolResult, wire: GeminiWire, files: Files) -> list[JSON]:
@@ -225,7 +225,7 @@ def _write_part(part: Part, files: Files) -> dict[str, JSON]:
     if not media_type.startswith(_SHOWN):
         # Google refuses what it does not know; many a type is text all the same.
         if not _is_text(data):
-            return {"text": f"[{part.name or 'a file'} of type {media_type} cannot be shown here]"}
+            return {"text": unshown(part)}
         media_type = "text/plain"
     return {"inlineData": {"mimeType": media_type, "data": b64encode(data).decode()}}
 

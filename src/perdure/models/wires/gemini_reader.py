@@ -15,13 +15,11 @@ from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelError
 from perdure.core.messages import StopReason, Usage
 from perdure.models.wires.answer import Answer
-from perdure.models.wires.gemini_errors import ErrorObject, failure_of
+from perdure.models.wires.gemini_failures import ErrorObject, failure_of
 from perdure.models.wires.output_tool import OutputTool
 from perdure.models.wires.sse import EventSplitter
+from perdure.models.wires.wire import MAX_TOKENS
 from perdure.ports import ModelResponse
-
-MAX_TOKENS = 10**9
-"""A count beyond this is no count."""
 
 _WITHHELD = frozenset(
     (
@@ -155,13 +153,13 @@ class GeminiReader:
         parts = candidate.content.parts if candidate.content is not None else None
         if self._reason is not None:
             if parts:
-                self._note("The stream went on after its end; that was ignored.")
+                self._answer.note("The stream went on after its end; that was ignored.")
             return
         for part in parts or ():
             if part.function_call is not None:
                 self._add_call(part.function_call, part.thought_signature)
             elif part.text is None and part.thought_signature is None:
-                self._note("A part that is neither text nor a call was left out.")
+                self._answer.note("A part that is neither text nor a call was left out.")
             elif part.thought:
                 self._add_thought(part.text or "", part.thought_signature)
             else:
@@ -218,21 +216,17 @@ class GeminiReader:
             stop = "length"
         elif reason in _WITHHELD:
             stop = "refusal"
-            self._note(f"Google withheld the rest of the answer ({reason}).")
+            self._answer.note(f"Google withheld the rest of the answer ({reason}).")
         elif reason in _SPOILT:
             words = f"{reason}: {message[:200]}" if message else reason
             raise ModelError(f"The model's answer was spoilt ({words}); ask again.", kind="in_band")
         elif reason != "STOP":
-            self._note(f"The finish reason {reason[:40]!r} is unknown; the answer was taken as it is.")
+            self._answer.note(f"The finish reason {reason[:40]!r} is unknown; the answer was taken as it is.")
         if self._given is not None:
             # What was said beside it is no part of the output.
             self._answer.drop_text()
             self._answer.add_text(self._given)
         self._answer.stop = stop
-
-    def _note(self, note: str) -> None:
-        if note not in self._answer.notes:
-            self._answer.notes.append(note)
 
     def _counted(self) -> Usage | None:
         counts = self._counts
@@ -243,7 +237,7 @@ class GeminiReader:
         reasoning = counts.thoughts_token_count or 0
         output = (counts.candidates_token_count or 0) + reasoning
         if not all(0 <= count <= MAX_TOKENS for count in (prompt, output, cached, reasoning)):
-            self._note("The provider's token counts make no sense and were left out.")
+            self._answer.note("The provider's token counts make no sense and were left out.")
             return None
         return Usage(prompt, output, cached, 0, reasoning)
 

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from perdure.core.codec import decode_json
 from perdure.core.messages import (
     JSON,
     AnswerPart,
@@ -26,11 +25,21 @@ from perdure.core.messages import (
     ToolResult,
     UserMessage,
 )
-from perdure.models.wires.messages_errors import read_failure
+from perdure.models.wires.messages_failures import read_failure
 from perdure.models.wires.messages_reader import MessagesReader
 from perdure.models.wires.messages_schema import close_schema
 from perdure.models.wires.output_tool import DESCRIPTION, OutputTool, output_tool
-from perdure.models.wires.wire import Failure, Files, call_id, encode, without_comma, without_none, write_messages
+from perdure.models.wires.wire import (
+    Failure,
+    Files,
+    call_id,
+    encode,
+    object_of,
+    unshown,
+    without_comma,
+    without_none,
+    write_messages,
+)
 from perdure.ports import ModelRequest
 
 BUDGETS = {"low": 1024, "medium": 8192, "high": 24576}
@@ -247,22 +256,13 @@ def _write_answer(part: AnswerPart, is_own: bool) -> JSON:
             # The API refuses blank text.
             return {"type": "text", "text": text} if text.strip() else None
         case ToolCall():
-            return {"type": "tool_use", "id": call_id(part.call), "name": part.name, "input": _input_of(part.arguments)}
+            return {"type": "tool_use", "id": call_id(part.call), "name": part.name, "input": object_of(part.arguments)}
         case Thinking(text=text, signature=signature, extras=extras) if is_own:
             if isinstance(extras, dict) and "redacted" in extras:
                 return {"type": "redacted_thinking", "data": cast(dict[str, JSON], extras)["redacted"]}
             return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
         case Thinking():
             return None
-
-
-def _input_of(arguments: str) -> JSON:
-    """The arguments as an object, which the API wants; what the model wrote instead is shown to it as it was."""
-    try:
-        found = decode_json(arguments)
-    except ValueError:
-        found = None
-    return msgspec.Raw(arguments.encode()) if isinstance(found, dict) else {"invalid_arguments": arguments}
 
 
 def _write_result(result: ToolResult, files: Files) -> dict[str, JSON]:
@@ -297,7 +297,7 @@ def _write_media(media: Media, files: Files) -> dict[str, JSON]:
             text = ""
         if text.strip():
             return {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text}} | title
-    return {"type": "text", "text": f"[{media.name or 'a file'} of type {media.media_type} cannot be shown here]"}
+    return {"type": "text", "text": unshown(media)}
 
 
 def _base64(media_type: str, data: bytes) -> dict[str, JSON]:

@@ -15,13 +15,11 @@ from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelError
 from perdure.core.messages import StopReason, Usage
 from perdure.models.wires.answer import Answer
-from perdure.models.wires.messages_errors import ErrorObject, failure_of
+from perdure.models.wires.messages_failures import ErrorObject, failure_of
 from perdure.models.wires.output_tool import OutputTool
 from perdure.models.wires.sse import EventSplitter
+from perdure.models.wires.wire import MAX_TOKENS
 from perdure.ports import ModelResponse
-
-MAX_TOKENS = 10**9
-"""A count beyond this is no count."""
 
 _STOPS: dict[str, StopReason] = {
     "max_tokens": "length",
@@ -181,7 +179,7 @@ class MessagesReader:
 
     def _take(self, data: bytes) -> None:
         if self._is_done:
-            self._note("The stream went on after its end; that was ignored.")
+            self._answer.note("The stream went on after its end; that was ignored.")
             return
         try:
             event = _decode(data)
@@ -203,7 +201,7 @@ class MessagesReader:
                 if event.delta is not None:
                     self._reason = event.delta.stop_reason or self._reason
                     if event.delta.stop_details and event.delta.stop_details.explanation:
-                        self._note(event.delta.stop_details.explanation)
+                        self._answer.note(event.delta.stop_details.explanation)
             case "message_stop":
                 self._end()
             case "error":
@@ -269,7 +267,7 @@ class MessagesReader:
                 raise _nonsense()
             case _:
                 opened = _Open("other", "")
-                self._note(f"A block of the type {block.type[:40]!r} was left out.")
+                self._answer.note(f"A block of the type {block.type[:40]!r} was left out.")
         self._blocks[index] = opened
 
     def _open(self, index: int) -> _Open:
@@ -305,9 +303,9 @@ class MessagesReader:
         stop = _STOPS.get(reason)
         if stop is None:
             if reason == "pause_turn":
-                self._note("The provider paused the turn; what it said so far is the answer.")
+                self._answer.note("The provider paused the turn; what it said so far is the answer.")
             elif reason not in _ENDS:
-                self._note(f"The stop reason {reason[:40]!r} is unknown; the answer was taken as it is.")
+                self._answer.note(f"The stop reason {reason[:40]!r} is unknown; the answer was taken as it is.")
             stop = "calls" if self._answer.calls else "end"
         if stop != "length" and any(b.kind in ("call", "output") and not b.is_closed for b in self._blocks.values()):
             raise ModelError("The model's answer ended inside of a tool call.", kind="cut")
@@ -316,10 +314,6 @@ class MessagesReader:
             self._answer.drop_text()
             self._answer.add_text(self._given)
         self._answer.stop = stop
-
-    def _note(self, note: str) -> None:
-        if note not in self._answer.notes:
-            self._answer.notes.append(note)
 
     def _count(self, usage: _Usage | None) -> None:
         """Counts are cumulative, and a later event may leave out what an earlier one said."""
@@ -339,7 +333,7 @@ class MessagesReader:
             return None
         counts = (counted.input_tokens, counted.output_tokens, cached, cache_written, reasoning)
         if not all(0 <= count <= MAX_TOKENS for count in counts):
-            self._note("The provider's token counts make no sense and were left out.")
+            self._answer.note("The provider's token counts make no sense and were left out.")
             return None
         return Usage(sum((counts[0], cached, cache_written)), counts[1], cached, cache_written, reasoning)
 

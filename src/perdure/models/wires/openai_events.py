@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from perdure.core.errors import ModelError
-from perdure.models.wires.sse import MAX_EVENT, EventSplitter
+from perdure.models.wires.sse import BOM, MAX_EVENT, EventSplitter
 
 _SPACE = b" \t\r\n"
-_BOM = b"\xef\xbb\xbf"
 
 
 class Events:
@@ -26,8 +25,8 @@ class Events:
         body = self._body
         body += data
         if self.is_plain is None:
-            start = bytes(body[:64]).removeprefix(_BOM).lstrip(_SPACE)
-            if (not start and len(body) < 64) or _BOM.startswith(body):
+            start = bytes(body[:64]).removeprefix(BOM).lstrip(_SPACE)
+            if (not start and len(body) < 64) or BOM.startswith(body):
                 return []
             self.is_plain = start.startswith(b"{")
             if not self.is_plain:
@@ -42,4 +41,4 @@ class Events:
         return [self._whole()] if self.is_plain else self._splitter.finish()
 
     def _whole(self) -> bytes:
-        return bytes(self._body).removeprefix(_BOM)
+        return bytes(self._body).removeprefix(BOM)

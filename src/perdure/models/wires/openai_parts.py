@@ -1,4 +1,4 @@
-"""Pieces of requests that OpenAI's formats share: data URLs, tool and output schemas, effort."""
+"""Pieces of requests that OpenAI's formats share: address, headers, data URLs, tool and output schemas, effort."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 from perdure.core.codec import decode_json, encode_json
 from perdure.core.messages import JSON, Media, Text
 from perdure.core.specs import Effort
+from perdure.models.wires.output_tool import WRAPPED
 from perdure.models.wires.wire import Files, encode
+from perdure.ports import ModelRequest
 
 NO_PARAMETERS: JSON = {"type": "object", "properties": {}}
-WRAPPED = "value"
-"""The key of an output that is no object, because the providers take objects only."""
 
 _STRICT_WORDS = {
     *("type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "$ref", "$defs"),
@@ -48,6 +48,32 @@ def compose(name: bytes, items: Iterable[bytes], fields: dict[str, JSON]) -> byt
         pieces[-1] = pieces[-1][:-1]
     # One join, because a long history is large.
     return b"".join((b'{"', name, b'":[', *pieces, b"],", memoryview(write(fields))[1:]))
+
+
+def line(item: JSON) -> bytes:
+    """An item of the list that `compose` takes."""
+    return write(item) + b","
+
+
+def address_at(base_url: str, path: str) -> str:
+    """Azure's base_url has a query, which stays at the end."""
+    base, mark, query = base_url.partition("?")
+    return f"{base.rstrip('/')}/{path}{mark}{query}"
+
+
+def headers_with(key: str, key_header: str) -> dict[str, str]:
+    headers = {"content-type": "application/json"}
+    if key:
+        headers[key_header] = f"Bearer {key}" if key_header == "authorization" else key
+    return headers
+
+
+def choice_beside(output: str, request: ModelRequest) -> str:
+    """The choice of tools where the one named `output` takes the answer: some tool has to be called."""
+    choice = request.settings.tool_choice
+    if not request.tools or choice == "none":
+        return output
+    return "required" if choice in ("", "auto") else choice
 
 
 def words_of(parts: Iterable[object]) -> str:

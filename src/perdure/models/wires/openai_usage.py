@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from perdure.core.messages import JSON, Usage
-
-_MOST = 10**9
+from perdure.models.wires.wire import MAX_TOKENS
 
 
 def usage_of(value: JSON) -> Usage | None:
@@ -33,7 +32,7 @@ def usage_of(value: JSON) -> Usage | None:
 def _count(fields: dict[str, JSON], *names: str) -> int | None:
     for name in names:
         value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_TOKENS:
             return value
     return None
 

@@ -27,18 +27,21 @@ from perdure.models.wires.answer import Answer
 from perdure.models.wires.openai_failures import read_failure
 from perdure.models.wires.openai_parts import (
     NO_PARAMETERS,
+    address_at,
+    choice_beside,
     compose,
     data_url,
     effort_of,
     file_name,
+    headers_with,
     is_strict,
+    line,
     output_of,
     readable_arguments,
     text_document,
     words_of,
-    write,
 )
-from perdure.models.wires.output_tool import DESCRIPTION, output_tool
+from perdure.models.wires.output_tool import DESCRIPTION, output_name
 from perdure.models.wires.responses_reader import ResponsesReader
 from perdure.models.wires.wire import Failure, Files, Reader, call_id, join_messages, without_none
 from perdure.ports import ModelRequest
@@ -65,14 +68,10 @@ class ResponsesWire:
         return False
 
     def address(self, base_url: str, model: str) -> str:
-        path, mark, query = base_url.partition("?")
-        return f"{path.rstrip('/')}/responses{mark}{query}"
+        return address_at(base_url, "responses")
 
     def headers(self, key: str) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
-        if key:
-            headers[self.key_header] = f"Bearer {key}" if self.key_header == "authorization" else key
-        return headers
+        return headers_with(key, self.key_header)
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
         items = join_messages(request.messages, self, lambda message: self._write(message, files))
@@ -86,7 +85,7 @@ class ResponsesWire:
 
     def from_wire(self, request: ModelRequest) -> Reader:
         output = output_of(request.output)
-        tool = output_tool(request).name if output and self.output == "tool" else ""
+        tool = output_name(request) if output and self.output == "tool" else ""
         return ResponsesReader(Answer(), tool=tool, is_wrapped=output is not None and output.is_wrapped)
 
     def read_failure(self, status: int, body: bytes) -> Failure:
@@ -114,12 +113,9 @@ class ResponsesWire:
             form = {"type": "json_schema", "name": "output", "schema": output.schema}
             fields["text"] = {"format": {**form, "strict": is_strict(output.schema)}}
         elif output:
-            name = output_tool(request).name
+            name = output_name(request)
             tools.append(_tool(ToolSpec(name, DESCRIPTION, output.schema)))
-            if not request.tools or choice == "none":
-                choice = name
-            elif choice in ("", "auto"):
-                choice = "required"
+            choice = choice_beside(name, request)
         if tools:
             fields["tools"] = tools
             fields["tool_choice"] = _choice(choice) if choice else None
@@ -130,22 +126,18 @@ class ResponsesWire:
         match message:
             case UserMessage(parts=parts):
                 content = [_write_part(part, files) for part in parts]
-                return _line({"type": "message", "role": "user", "content": content})
+                return line({"type": "message", "role": "user", "content": content})
             case AssistantMessage(parts=parts):
                 is_own = message.provider == self.name
                 items = [item for part in parts if (item := _write_item(part, is_own=is_own)) is not None]
-                return b"".join(map(_line, items))
+                return b"".join(map(line, items))
             case ToolMessage(results=results):
-                return b"".join(_line(_write_result(result, files)) for result in results)
+                return b"".join(line(_write_result(result, files)) for result in results)
 
 
 def wire_for(model: str, **options: Any) -> ResponsesWire:
     """All models of this format are spoken to alike; what a server wants otherwise is an option."""
     return ResponsesWire(**options)
-
-
-def _line(item: JSON) -> bytes:
-    return write(item) + b","
 
 
 def _write_part(part: Part, files: Files) -> JSON:

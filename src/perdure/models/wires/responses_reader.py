@@ -17,9 +17,9 @@ from perdure.core.messages import JSON
 from perdure.models.wires.answer import Answer
 from perdure.models.wires.openai_events import Events
 from perdure.models.wires.openai_failures import in_band
-from perdure.models.wires.openai_parts import WRAPPED
 from perdure.models.wires.openai_usage import usage_of
 from perdure.models.wires.openai_values import ValueStream
+from perdure.models.wires.output_tool import WRAPPED
 from perdure.ports import ModelResponse
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class ResponsesReader:
     def _take(self, data: bytes) -> None:
         if self._is_done:
             if data != b"[DONE]":
-                self._note("data after the end")
+                self._answer.note("data after the end")
             return
         if data == b"[DONE]":
             # Only the event that ends a response ends it; without one the answer was cut.
@@ -207,7 +207,7 @@ class ResponsesReader:
         elif call.key == self._first_answer:
             self._unwrap(piece)
         else:
-            self._note("a second answer was left out")
+            self._answer.note("a second answer was left out")
 
     @property
     def _first_answer(self) -> int:
@@ -272,7 +272,7 @@ class ResponsesReader:
                 self._end_item(item, None)
         self._answer.usage = usage_of(response.usage)
         if response.usage is not None and self._answer.usage is None:
-            self._note("the usage cannot be true")
+            self._answer.note("the usage cannot be true")
         if status == "incomplete":
             self._end_early(_words((response.incomplete_details or {}).get("reason")))
         else:
@@ -290,10 +290,6 @@ class ResponsesReader:
         if reason not in ("max_output_tokens", "max_messages"):
             raise ModelError(f"The provider broke the answer off ({reason[:40]}); try again.", kind="in_band")
         self._answer.stop = "length"
-
-    def _note(self, note: str) -> None:
-        if note not in self._answer.notes:
-            self._answer.notes.append(note)
 
 
 def _read(value: JSON, kind: type[T]) -> T:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from perdure.core.errors import ModelError
 
 MAX_EVENT = 8 * 1024 * 1024
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class EventSplitter:
@@ -52,11 +52,11 @@ class EventSplitter:
     def _skip_bom(self, data: bytes) -> bytes:
         whole = bytes(self._rest) + data
         self._rest.clear()
-        if len(whole) < 3 and _BOM.startswith(whole):
+        if len(whole) < 3 and BOM.startswith(whole):
             self._rest += whole
             return b""
         self._begun = True
-        return whole.removeprefix(_BOM)
+        return whole.removeprefix(BOM)
 
 
 def _data_of(block: bytes) -> bytes | None:

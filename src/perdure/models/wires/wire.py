@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from perdure.core.codec import decode_json
 from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelErrorKind
 from perdure.core.messages import JSON, Media, Message, ToolMessage, UserMessage
@@ -15,6 +16,9 @@ from perdure.ports import ModelRequest, ModelResponse
 
 Files = Mapping[str, bytes]
 """The bytes of the artifacts that a request names, by digest."""
+
+MAX_TOKENS = 10**9
+"""A count beyond this is no count."""
 
 encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
@@ -71,15 +75,12 @@ def call_id(ordinal: int) -> str:
     return f"c{ordinal:08d}"
 
 
-def join_messages(
-    messages: Sequence[Message], key: Hashable, write: Callable[[Message], bytes], *, skip_last: int = 0
-) -> bytes:
+def join_messages(messages: Sequence[Message], key: Hashable, write: Callable[[Message], bytes]) -> bytes:
     """Each message as `write` makes it (objects, each with a comma behind it), made once per message and key."""
-    count = len(messages) - skip_last
     if not isinstance(messages, Buffer):
-        return b"".join(write(message) for message in messages[:count])
+        return b"".join(map(write, messages))
     written = messages.derive(key, write)
-    return b"".join(written if len(written) == count else written[:count])
+    return b"".join(written if len(written) == len(messages) else written[: len(messages)])
 
 
 def write_messages(messages: Sequence[Message], key: Hashable, write: Callable[[Message], bytes]) -> list[bytes]:
@@ -115,6 +116,20 @@ def media_of(messages: Sequence[Message]) -> set[str]:
             case _:
                 pass
     return found
+
+
+def object_of(arguments: str) -> JSON:
+    """Arguments as an object, which some APIs want; what the model wrote instead is shown to it as it was."""
+    try:
+        found = decode_json(arguments)
+    except ValueError:
+        found = None
+    return msgspec.Raw(arguments.encode()) if isinstance(found, dict) else {"invalid_arguments": arguments}
+
+
+def unshown(media: Media) -> str:
+    """What stands for a file of a type that a provider does not take."""
+    return f"[{media.name or 'a file'} of type {media.media_type} cannot be shown here]"
 
 
 def without_none(fields: dict[str, JSON]) -> dict[str, JSON]:
