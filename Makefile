@@ -36,7 +36,7 @@ static: $(STAMP) ## Format, lint, layers and types only
 sweep: $(STAMP) ## The long crash sweeps
 	$(PYTEST) -m sweep
 
-soak: $(STAMP) ## Ten minutes of noise for every parser
+soak: $(STAMP) ## Ten minutes of noise for the parsers
 	PERDURE_SOAK_SECONDS=1200 $(PYTEST) tests/models/test_fuzz.py
 
 bench: $(STAMP) ## The benchmarks

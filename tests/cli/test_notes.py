@@ -20,7 +20,7 @@ TURN = {"turn": 1, "model": "a:b"}
         ),
         (
             Noted("model_attempt", {**TURN, "attempt": 4, "kind": "auth", "wait": None, "detail": "x"}),
-            "the model failed (auth, attempt 4): that was the last try",
+            "the model failed (auth, attempt 4): that was its last try",
         ),
         (
             Noted("model_wait", {**TURN, "wait": 12.0, "circuit": False}),

@@ -13,7 +13,7 @@ from perdure.core.errors import ModelError
 from perdure.core.messages import Message, Text, UserMessage
 from perdure.core.shared import Buffer
 from perdure.models.account import Account
-from perdure.models.http import Deadlines
+from perdure.models.deadlines import Deadlines
 from perdure.models.http_model import HttpModel
 from perdure.models.wires.answer import Answer
 from perdure.models.wires.sse import EventSplitter

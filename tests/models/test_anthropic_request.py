@@ -115,7 +115,7 @@ def test_blank_text_is_left_out() -> None:
 @pytest.mark.parametrize("arguments", ["{half", "[1]", '"text"', "null"])
 def test_arguments_that_are_no_object_are_shown_as_they_were(arguments: str) -> None:
     sent = body(HI, AssistantMessage((ToolCall(1, "f", arguments),), "anthropic"))
-    assert sent["messages"][1]["content"][0]["input"] == {"invalid_arguments": arguments}
+    assert sent["messages"][1]["content"][0]["input"] == {"unreadable_arguments": arguments}
 
 
 def test_files_that_cannot_be_shown_are_named() -> None:

@@ -108,7 +108,7 @@ def test_an_answer_with_nothing_to_say_is_left_out() -> None:
 @pytest.mark.parametrize("arguments", ["{half", "[1]", "null"])
 def test_arguments_that_are_no_object_are_shown_as_they_were(arguments: str) -> None:
     sent = body(HI, AssistantMessage((ToolCall(1, "f", arguments),), "google"))
-    assert sent["contents"][1]["parts"][0]["functionCall"]["args"] == {"invalid_arguments": arguments}
+    assert sent["contents"][1]["parts"][0]["functionCall"]["args"] == {"unreadable_arguments": arguments}
 
 
 def test_files_of_unknown_types_are_text_or_named() -> None:

@@ -11,7 +11,8 @@ import pytest
 from perdure import models
 from perdure.core.errors import ModelErrorKind
 from perdure.core.messages import Text, Thinking, ToolCall, Usage
-from perdure.models.http import Deadlines, HttpClient
+from perdure.models.deadlines import Deadlines
+from perdure.models.http import HttpClient
 from perdure.models.http_model import HttpModel
 from perdure.ports import ModelResponse
 from perdure.testing.model_contract import check_model

@@ -14,8 +14,9 @@ from perdure.core.errors import ModelError, NotFound, StoreError
 from perdure.core.messages import Media, Message, Text, Usage, UserMessage
 from perdure.core.shared import Buffer
 from perdure.models.account import Account, shown_url
-from perdure.models.http import Deadlines, HttpClient
-from perdure.models.http_model import TURN, HttpModel
+from perdure.models.deadlines import Deadlines
+from perdure.models.http import HttpClient
+from perdure.models.http_model import HttpModel
 from perdure.ports import Connected, ModelRequest, ModelResponse
 from perdure.testing.model_contract import check_model
 from perdure.testing.provider import Provider, Request, Response, Script, refused, stalled, status
@@ -112,18 +113,6 @@ async def test_a_cancelled_reader_is_cancelled_and_nothing_else(serve: Serve, cl
     with pytest.raises(asyncio.CancelledError):
         await task
     await provider.wait_until_left(within=2.0)
-
-
-async def test_many_deltas_of_one_read_leave_others_their_turn(serve: Serve, client: HttpClient) -> None:
-    provider = await serve([Response(b"".join(told(*["w"] * (3 * TURN))))])
-    stream = tiny(provider.url, client=client).stream(asking())
-    assert await anext(stream) == TextDelta("w")
-    turns: list[int] = []
-    asyncio.get_running_loop().call_soon(turns.append, 1)
-    for _ in range(TURN):
-        await anext(stream)
-    assert turns == [1]
-    await stream.aclose()
 
 
 # Closing

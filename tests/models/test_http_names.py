@@ -12,7 +12,8 @@ import pytest
 from perdure import models
 from perdure.core.errors import UsageError
 from perdure.core.messages import Usage
-from perdure.models.http import Deadlines, HttpClient
+from perdure.models.deadlines import Deadlines
+from perdure.models.http import HttpClient
 from perdure.ports import ModelResponse
 from perdure.testing.provider import Provider, Response, Script
 from perdure.testing.provider_streams import Format, stream_of
@@ -135,7 +136,7 @@ def test_nothing_is_imported_before_it_is_needed() -> None:
     script = """
 import sys
 import perdure, perdure.models
-assert not [m for m in sys.modules if m.startswith(("aiohttp", "perdure.models.wires", "perdure.models.http"))]
+assert not [m for m in sys.modules if m.startswith(("aiohttp", "perdure.models.wires", "perdure.models.http_model"))]
 model = perdure.models.anthropic("m", api_key="k")
 assert "aiohttp" not in sys.modules and "perdure.models.wires.chat" not in sys.modules
 assert "genai_prices" not in sys.modules

@@ -19,7 +19,7 @@ from perdure.core.codec import encode_event
 from perdure.core.messages import JSON, Text, ToolCall, Usage, UserMessage
 from perdure.core.transcript import unpaired
 from perdure.events import CallEnded, CallStarted, ModelResponded, Noted
-from perdure.models.http import Deadlines
+from perdure.models.deadlines import Deadlines
 from perdure.ports import Model, ModelRequest, ModelResponse
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock

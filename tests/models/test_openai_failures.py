@@ -47,7 +47,7 @@ def error(**fields: JSON) -> JSON:
         (400, error(message="I say: This model's maximum context length is 8 tokens"), "invalid_request"),
         (400, error(message="x", type="invalid_request_error", code=None, param="tools"), "invalid_request"),
         (400, error(code="content_filter", innererror={"code": "ResponsibleAIPolicyViolation"}), "content_filtered"),
-        (413, {}, "invalid_request"),
+        (413, {}, "context_too_long"),
         (422, {"detail": [{"loc": ["body"], "msg": "field required", "type": "missing"}]}, "invalid_request"),
         (400, [{"error": {"code": 400, "message": "bad", "status": "INVALID_ARGUMENT"}}], "invalid_request"),
         (408, {}, "server"),

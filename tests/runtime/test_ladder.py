@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from perdure import Agent, ModelError, ModelSettings, RunIncomplete, Runtime, tool
+from perdure import Agent, Limits, ModelError, ModelSettings, RunIncomplete, Runtime, tool
 from perdure.core.actions import CallModel
 from perdure.core.messages import Text, Thinking
 from perdure.events import ModelResponded, Noted, RunStarted, SettingsChanged
 from perdure.ports import ModelTraits, Store
-from perdure.runtime.ladder import MOST_ATTEMPTS
+from perdure.runtime.ladder import ATTEMPTS_OF_ALL
 from perdure.runtime.recourse import ModelTrouble
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
 from tests.runtime.scenes import events, soon, turned
@@ -132,7 +132,28 @@ async def test_whoever_says_retry_is_bounded_all_the_same(memory: Store) -> None
         run = await session.start("go", on_model_error=lambda trouble: "retry")
         await turned(clock, lambda: len(session.state.ended) == 1, 5)
         assert (await run).reason == "failed"
-        assert len(model.requests) == MOST_ATTEMPTS
+        assert len(model.requests) == ATTEMPTS_OF_ALL
+
+
+async def test_functions_of_runs_that_have_ended_are_dropped(memory: Store) -> None:
+    agent = Agent(name="clerk", model=ScriptedModel(lambda _: "Yes."))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        for _ in range(5):
+            await soon(session.run("go", on_model_error=lambda trouble: None))
+        assert len(session._log.recourses) == 1  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_fallback_without_a_price_is_told_too(memory: Store) -> None:
+    first = ScriptedModel(lambda _: ModelError("no", kind="auth"), name="first")
+    second = ScriptedModel(lambda _: "Second.", name="second", cost=lambda _: None)
+    agent = Agent(name="clerk", model=[first, second], limits=Limits(cost_usd=1.0))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        result = await soon(session.run("go"))
+        assert result.cost_usd is None
+        (note,) = await events(session, Noted, kind="price_unknown")
+        assert note.data == {"model": "second", "limit": 1.0}
 
 
 # The session's model

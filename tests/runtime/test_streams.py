@@ -297,3 +297,12 @@ async def test_text_of_a_discarded_attempt_is_not_said_twice(memory: Store) -> N
             await clock.advance(1)
         assert "".join(pieces) == "It is fine."
         assert pieces[:2] == ["It ", "is "]
+
+
+async def test_many_deltas_at_once_leave_their_consumer_a_turn(memory: Store) -> None:
+    """A model may have thousands of pieces ready without a pause; a consumer that keeps up loses none of them."""
+    agent = writer(Reply("x" * 5000, chunk=1))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        run = await (await runtime.open(agent)).start("go")
+        items = [item async for item in run.stream()]
+    assert sum(isinstance(item, TextDelta) for item in items) == 5000

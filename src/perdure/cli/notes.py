@@ -19,7 +19,7 @@ def show_note(event: Noted) -> tuple[str, str, str]:
     """Mark, text and style of a line."""
     match event:
         case Noted(kind="model_attempt", data={"attempt": attempt, "kind": kind, "wait": wait}):
-            then = "that was the last try" if wait is None else f"again in {show_seconds(wait)}"
+            then = "that was its last try" if wait is None else f"again in {show_seconds(wait)}"
             return "↻", f"the model failed ({kind}, attempt {attempt}): {then}", "yellow"
         case Noted(kind="model_wait", data={"model": model, "wait": wait, "circuit": circuit}):
             why = "it has failed too often" if circuit else "the rate limit is shared"

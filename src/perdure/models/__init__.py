@@ -8,13 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.core.errors import UsageError
+from perdure.models.deadlines import Deadlines
 from perdure.models.endpoints import Endpoint
 
 if TYPE_CHECKING:
     from perdure.models.http import HttpClient
     from perdure.ports import Model
 
-__all__ = ["anthropic", "from_string", "google", "local", "openai", "openai_compatible", "openai_responses"]
+__all__ = [
+    "Deadlines",
+    "anthropic",
+    "from_string",
+    "google",
+    "local",
+    "openai",
+    "openai_compatible",
+    "openai_responses",
+]
 
 openai = Endpoint(
     "openai",

@@ -17,7 +17,8 @@ from perdure.core.messages import Usage
 
 if TYPE_CHECKING:
     from perdure.models.account import Account
-    from perdure.models.http import Deadlines, HttpClient
+    from perdure.models.deadlines import Deadlines
+    from perdure.models.http import HttpClient
     from perdure.models.http_model import HttpModel
     from perdure.models.wires.wire import Wire
 

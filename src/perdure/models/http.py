@@ -15,9 +15,8 @@ from email.utils import parsedate_to_datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from perdure.core.errors import ModelError, UsageError
+from perdure.models.deadlines import Deadlines
 from perdure.models.http_route import Route, find_route
 from perdure.models.unpack import Unpacker
 
@@ -29,21 +28,6 @@ MAX_ANSWER = 64 * 1024 * 1024
 MAX_ERROR = 64 * 1024
 LARGE_BODY = 512 * 1024
 """From here on aiohttp wants a file, so that it can send in pieces."""
-
-
-class Deadlines(msgspec.Struct, frozen=True):
-    """Seconds: until connected, from the start to the first byte, between two reads, and for the whole answer."""
-
-    connect: float = 10.0
-    first_byte: float = 120.0
-    idle: float = 60.0
-    total: float = 600.0
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value: object = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise UsageError(f"Deadlines({name}={value!r}): give seconds, more than 0.")
 
 
 class HttpClient:

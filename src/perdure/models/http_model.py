@@ -18,8 +18,6 @@ from perdure.ports import ModelRequest, ModelResponse, ModelTraits
 SETTLE = 1.0
 """Seconds that a server may take to end its answer after its last word, so that the connection can be used again."""
 MAX_MESSAGE = 2000
-TURN = 200
-"""So many deltas of one read, and others get their turn."""
 
 FindWindow = Callable[[], int | None]
 
@@ -101,10 +99,8 @@ class HttpModel:
         try:
             reader = self._wire.from_wire(request)
             while not reader.is_done and (data := await exchange.read()):
-                for at, delta in enumerate(self._read(reader, data), 1):
+                for delta in self._read(reader, data):
                     yield delta
-                    if at % TURN == 0:
-                        await asyncio.sleep(0)
             if reader.is_done and not exchange.is_over:
                 await _settle(exchange, reader)
             response = self._finish(reader)

@@ -14,7 +14,7 @@ from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelError
 from perdure.core.messages import Usage
 from perdure.models.account import Account
-from perdure.models.http import Deadlines
+from perdure.models.deadlines import Deadlines
 from perdure.models.http_model import HttpModel
 from perdure.models.local_process import MAX_WINDOW, LocalServer, check_extra
 from perdure.models.weights import CATALOGUE, is_file_name, locate

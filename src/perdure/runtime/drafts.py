@@ -49,11 +49,10 @@ class DraftWriter:
         self._timer: Timer | None = None
         self._saving: asyncio.Task[None] | None = None
 
-    def begin(self, items: Sequence[ModelDelta], *, saved: int = 0) -> None:
-        """Follows this list from now on; its first `saved` items are in the store already."""
-        self._items = items
-        self._fresh = not saved
-        self._saved = saved
+    def begin(self, items: Sequence[ModelDelta]) -> None:
+        """Follows this list from now on; a list that it followed before goes on, another one is a new draft."""
+        if items is not self._items:
+            self._items, self._fresh, self._saved = items, True, 0
         if self._timer is None:
             self._timer = self._clock.call_later(SAVE_EVERY, self._tick)
 

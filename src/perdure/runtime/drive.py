@@ -35,11 +35,9 @@ from perdure.core.events import (
     ModelCalled,
     ModelFailed,
     ModelResponded,
-    Noted,
     RunResumed,
     RunStarted,
 )
-from perdure.core.messages import JSON
 from perdure.core.rules import accept, next_actions
 from perdure.core.state import SessionState, find_call, in_flight
 from perdure.ports import Claim, Timer
@@ -156,7 +154,7 @@ class Driver:
             case AppendEvents(events=events):
                 change.add(events)
             case CallModel():
-                change.add(self._intend_model(action, change.after, starts))
+                change.add((self._intend_model(action, change.after, starts),))
             case RunTool():
                 change.add((self._intend_tool(action, starts),))
             case CheckCall():
@@ -200,27 +198,23 @@ class Driver:
         )
         return events
 
-    def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> list[Event]:
+    def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> Event:
         assert state.run is not None
         try:
             model = turn_models(self._desk, state.run)[0]
             room = find_room(state, state.run, model, final=action.final)
         except Exception as error:  # noqa: BLE001 - resolvers and prices are user code
-            return [ModelFailed("internal", describe(error))]
+            return ModelFailed("internal", describe(error))
         if room.limit:
-            return [ModelFailed("limit", room.limit)]
+            return ModelFailed("limit", room.limit)
         starts.append(Flight(action, max_tokens=room.max_tokens))
-        called = ModelCalled(
+        return ModelCalled(
             action.turn,
             action.attempt,
             inputs=action.inputs,
             reserved=room.reserved,
             final=action.final,
         )
-        if room.is_priced or action.turn > 1:
-            return [called]
-        unknown: JSON = {"model": model.name, "limit": state.run.limits.cost_usd}
-        return [Noted("price_unknown", unknown), called]
 
     def _intend_tool(self, action: RunTool, starts: list[Flight]) -> Event:
         intent = start_of(self._desk, action)

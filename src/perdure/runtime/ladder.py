@@ -36,12 +36,14 @@ from perdure.runtime.recovery import (
     translate,
 )
 
-MAX_ATTEMPTS = 4
-"""Of the first model; a fallback is tried once."""
-MOST_ATTEMPTS = 12
-"""Of all models together, also where a function of the user's says retry."""
+ATTEMPTS_OF_FIRST = 4
+"""A fallback is tried once."""
+ATTEMPTS_OF_ALL = 12
+"""Also where a function of the user's says retry."""
 LONGEST_WAIT = 60.0
+LONGEST_SHUT = 3600.0
 LONGEST_CLIMB = 900.0
+"""In seconds."""
 YIELD_EVERY = 256
 """Deltas after which consumers get a turn, however many come in one read."""
 
@@ -146,13 +148,18 @@ class Ladder:
         wait = max(circuit.opens_in, quota.opens_in)
         if wait > LONGEST_WAIT or (has_next and circuit.opens_in):
             kind = "overloaded" if circuit.opens_in else "rate_limited"
-            raise ModelError(f"{model.name} is not asked for another {wait:.0f} s.", kind=kind, retry_after=wait)
+            raise ModelError(
+                f"{model.name} is not asked for another {wait:.0f} s; try later, or give the agent a fallback.",
+                kind=kind,
+                retry_after=wait,
+            )
         if wait and self._attempts == 1:
             self._note("model_wait", model=model.name, wait=round(wait, 3), circuit=not circuit.is_open)
         try:
             return await within(self._clock, self._time_left, self._gates.enter(entry))
         except TimeoutError:
-            raise ModelError(f"{model.name} did not get free in time.", kind="rate_limited") from None
+            late = f"{model.name} did not get free in time; try later, or give the agent a fallback."
+            raise ModelError(late, kind="rate_limited") from None
 
     async def _stream(self, model: Model, request: ModelRequest) -> ModelResponse:
         feed, items, head = self._desk.log.feed, self._items, self._desk.log.state.seq
@@ -165,8 +172,8 @@ class Ladder:
                 items.append(item)
                 if feed.watched:
                     feed.show(head, item)
-                    if not len(items) % YIELD_EVERY:
-                        await asyncio.sleep(0)
+                if not len(items) % YIELD_EVERY:
+                    await asyncio.sleep(0)
         finally:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
@@ -179,7 +186,7 @@ class Ladder:
         self._count_waste(model)
         wait = _wait_after(error, number)
         if self._entry is not None:
-            self._gates.fail(self._entry, error, _clip(wait))
+            self._gates.fail(self._entry, error, min(LONGEST_SHUT, error.retry_after or 0.0) or _clip(wait))
         if error.retryable and isinstance(kept := plan_after(received, continues=False), Keep):
             self._note("model_recovery", model=model.name, kind=error.kind, plan="kept")
             return ModelResponse(kept.parts, "calls")
@@ -203,8 +210,8 @@ class Ladder:
         return step
 
     def _own_step(self, error: ModelError, at: int, number: int, wait: float | None) -> Step:
-        tries = MAX_ATTEMPTS if at == 0 else 1
-        if not error.switchable or self._attempts >= MOST_ATTEMPTS:
+        tries = ATTEMPTS_OF_FIRST if at == 0 else 1
+        if not error.switchable or self._attempts >= ATTEMPTS_OF_ALL:
             return "abort"
         is_shut_out = self._entry is None
         if error.retryable and number < tries and wait is not None and wait < self._time_left and not is_shut_out:
@@ -227,7 +234,7 @@ class Ladder:
             answer = "switch"
         if answer == "switch" and at + 1 == len(self._models):
             answer = "abort"
-        is_over = self._attempts >= MOST_ATTEMPTS or self._time_left <= 0
+        is_over = self._attempts >= ATTEMPTS_OF_ALL or self._time_left <= 0
         return "abort" if is_over and answer != "continue" else answer
 
     def _recover(self, received: Received, model: Model, successor: Model, reason: str) -> None:

@@ -12,15 +12,11 @@ ANSWER_OUTPUT = 1024
 
 
 class Room(Plain, frozen=True):
-    """What the next model call may take; `limit` names what leaves no room for it.
-
-    `is_priced` is False where money is limited and nobody knows the price: then money is no limit, and the log says so.
-    """
+    """What the next model call may take; `limit` names what leaves no room for it."""
 
     reserved: Reservation = Reservation()
     max_tokens: int | None = None
     limit: str = ""
-    is_priced: bool = True
 
 
 def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) -> Room:
@@ -31,10 +27,9 @@ def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) 
         return Room(max_tokens=wanted)
     prompt = state.context_tokens
     output = wanted or DEFAULT_OUTPUT
-    is_priced = limits.cost_usd is None or model.cost(Usage(input=prompt)) is not None
     if final:
         output = min(output, ANSWER_OUTPUT)
-        return Room(_reservation(model, prompt, output), output, is_priced=is_priced)
+        return Room(_reservation(model, prompt, output), output)
     if limits.tokens is not None:
         output = min(output, limits.tokens - run.usage.total - prompt)
         if output < 1:
@@ -44,7 +39,7 @@ def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) 
         output = _affordable(model, prompt, output, left)
         if output < 1:
             return Room(limit="cost_usd")
-    return Room(_reservation(model, prompt, output), output, is_priced=is_priced)
+    return Room(_reservation(model, prompt, output), output)
 
 
 def _reservation(model: Model, prompt: int, output: int) -> Reservation:

@@ -72,6 +72,12 @@ class SessionLog:
         self._hint = 0
         self._refreshing: asyncio.Task[None] | None = None
 
+    def keep_recourse(self, input: int, function: OnModelError) -> None:
+        """For as long as the input's run is open; those of runs that have ended are dropped."""
+        taken, ended = self.state.taken, len(self.state.ended)
+        kept = {number: known for number, known in self.recourses.items() if (taken.get(number) or ended + 1) > ended}
+        self.recourses = {**kept, input: function}
+
     async def load(self) -> None:
         """Folds the log from where this process left off."""
         await self.refresh()

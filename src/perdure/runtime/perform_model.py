@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from perdure.core.actions import CallModel
 from perdure.core.codec import decode_json
 from perdure.core.errors import UsageError
-from perdure.core.events import Event, ModelFailed, ModelResponded
+from perdure.core.events import Event, ModelFailed, ModelResponded, Noted
 from perdure.core.messages import AnswerPart, AssistantMessage, ToolCall, Usage, estimate_tokens
 from perdure.core.state import RunState, SessionState
 from perdure.core.transcript import transcript
@@ -38,7 +38,8 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
         request = await _build_request(desk, state, run, action, max_tokens)
     except Exception as error:  # noqa: BLE001 - instructions and resolvers are user code
         return ModelFailed("internal", describe(error))
-    recourse = desk.log.recourses.get(run.inputs[0]) or desk.binding.agent.on_model_error
+    given = (desk.log.recourses.get(number) for number in reversed(run.inputs))
+    recourse = next(filter(None, given), desk.binding.agent.on_model_error)
     came = await Ladder(desk, action, models, request, recourse).climb()
     if isinstance(came, GaveUp):
         cost = came.wasted_usd if came.wasted.total else None
@@ -94,6 +95,9 @@ def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -
     output, invalid = (None, "") if calls else _check_output(desk, run, message.text)
     stop = "calls" if calls and response.stop == "end" else response.stop
     cost = model.cost(usage)
+    if cost is None and run.limits.cost_usd is not None and run.is_priced:
+        # Money does not limit what has no price: once in a run, somebody has to be told.
+        desk.note(Noted("price_unknown", {"model": model.name, "limit": run.limits.cost_usd}))
     return ModelResponded(
         message,
         model="" if model.name == run.model else model.name,

@@ -118,7 +118,7 @@ class Session(Generic[OutputT]):
             known = self._log.state.keys.get(key or "")
             accepted, before = (known.input if known else 0), 0
         if on_model_error is not None:
-            self._log.recourses[accepted] = on_model_error
+            self._log.keep_recourse(accepted, on_model_error)
         return Run(self._host, self._log, accepted, after=before)
 
     async def send(self, input: Input, *, busy: Busy = "join", key: str | None = None) -> Run[OutputT]:

@@ -45,7 +45,7 @@ from perdure.models.wires.openai_parts import (
     words_of,
 )
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
-from perdure.models.wires.wire import Failure, Files, Reader, call_id, join_messages, without_none
+from perdure.models.wires.wire import Failure, Files, Reader, call_id, without_none, write_messages
 from perdure.ports import ModelRequest
 
 
@@ -86,12 +86,12 @@ class ChatWire:
         is_json = self._is_json(request)
         instructions = json_tools.instructions_of(request) if is_json else request.instructions
         head = line({"role": "system", "content": instructions}) if instructions else b""
-        messages = join_messages(request.messages, self, lambda message: self._write(message, files))
+        messages = write_messages(request.messages, self, lambda message: self._write(message, files))
         fields = {"model": model, "stream": True, **self._settings(request), **self._tools(request)}
         if self.takes_stream_options:
             fields["stream_options"] = {"include_usage": True}
         prefix = self._prefix(request, fields) if request.prefix else b""
-        return compose(b"messages", (head, messages, prefix), fields | request.settings.extra)
+        return compose(b"messages", (head, *messages, prefix), fields | request.settings.extra)
 
     def from_wire(self, request: ModelRequest) -> Reader:
         answer = Answer()

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from perdure.core.errors import ModelErrorKind
-from perdure.models.wires.wire import Failure
+from perdure.models.wires.wire import Failure, kind_of_status
 
 _KINDS: Final[dict[str, ModelErrorKind]] = {
     "RESOURCE_EXHAUSTED": "rate_limited",
@@ -27,16 +27,6 @@ _KINDS: Final[dict[str, ModelErrorKind]] = {
     "ABORTED": "server",
     "CANCELLED": "server",
     "DATA_LOSS": "server",
-}
-
-_STATUSES: Final[dict[int, ModelErrorKind]] = {
-    401: "auth",
-    403: "auth",
-    404: "not_found",
-    408: "server",
-    413: "context_too_long",
-    429: "rate_limited",
-    503: "overloaded",
 }
 
 # Too many tokens have no status of their own; this is the beginning of the message about them.
@@ -94,7 +84,7 @@ def failure_of(error: ErrorObject, otherwise: ModelErrorKind) -> Failure:
     """The class that the error's status and details name, or `otherwise`."""
     words = error.message or ""
     details = [detail for raw in error.details if (detail := _read_detail(raw)) is not None]
-    kind = _KINDS.get(error.status or "") or _STATUSES.get(error.code or 0, otherwise)
+    kind = _KINDS.get(error.status or "") or (kind_of_status(error.code) if error.code else otherwise)
     if any(detail.reason in _KEY_REASONS for detail in details):
         kind = "auth"
     elif kind == "rate_limited" and any(_is_daily(detail) for detail in details):
@@ -109,13 +99,12 @@ def failure_of(error: ErrorObject, otherwise: ModelErrorKind) -> Failure:
 
 
 def read_failure(status: int, body: bytes) -> Failure:
-    by_status = _STATUSES.get(status) or ("server" if status >= 500 else "invalid_request")
     try:
         found = _decoder.decode(body)
         error = found.error if isinstance(found, _Body) else found[0].error
     except (ValueError, RecursionError, IndexError):
         error = ErrorObject(message=f"HTTP status {status} without a readable error.")
-    return failure_of(error, by_status)
+    return failure_of(error, kind_of_status(status))
 
 
 def _read_detail(raw: msgspec.Raw) -> _Detail | None:

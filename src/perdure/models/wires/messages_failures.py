@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from perdure.core.errors import ModelErrorKind
-from perdure.models.wires.wire import Failure
+from perdure.models.wires.wire import Failure, kind_of_status
 
 _KINDS: Final[dict[str, ModelErrorKind]] = {
     "rate_limit_error": "rate_limited",
@@ -30,18 +30,6 @@ _CODES: Final[dict[str, ModelErrorKind]] = {
     "enforced_spend_limit_reached": "quota_exhausted",
     "organization_on_hold": "quota_exhausted",
     "request_body_too_large_after_decoding": "context_too_long",
-}
-
-_STATUSES: Final[dict[int, ModelErrorKind]] = {
-    401: "auth",
-    402: "quota_exhausted",
-    403: "auth",
-    404: "not_found",
-    408: "server",
-    413: "context_too_long",
-    429: "rate_limited",
-    503: "overloaded",
-    529: "overloaded",
 }
 
 # The API has no code for a prompt that is too long; these are the beginnings of its two messages about it.
@@ -91,11 +79,10 @@ def failure_of(error: ErrorObject, otherwise: ModelErrorKind) -> Failure:
 
 
 def read_failure(status: int, body: bytes) -> Failure:
-    by_status = _STATUSES.get(status) or ("server" if status >= 500 else "invalid_request")
     try:
         error = _decoder.decode(body).error
     except (ValueError, RecursionError):
         error = ErrorObject(message=f"HTTP status {status} without a readable error.")
     if status == 413:
         error = ErrorObject("request_too_large", error.message)
-    return failure_of(error, by_status)
+    return failure_of(error, kind_of_status(status))

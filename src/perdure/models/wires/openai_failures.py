@@ -13,7 +13,7 @@ import msgspec
 from perdure.core.codec import decode_json
 from perdure.core.errors import ModelError, ModelErrorKind
 from perdure.core.messages import JSON
-from perdure.models.wires.wire import Failure
+from perdure.models.wires.wire import Failure, kind_of_status
 
 _CODES: dict[ModelErrorKind, str] = {
     "quota_exhausted": "insufficient_quota billing_hard_limit_reached billing_not_active insufficient_balance "
@@ -33,19 +33,6 @@ _KINDS: dict[str, ModelErrorKind] = {code: kind for kind, codes in _CODES.items(
 
 _GENERIC = frozenset(("invalid_request_error", "badrequesterror", "bad_request", "invalid_value"))
 """Said of anything, also of a wrong key; so the status counts more."""
-
-_STATUSES: dict[int, ModelErrorKind] = {
-    400: "invalid_request",
-    401: "auth",
-    402: "quota_exhausted",
-    403: "auth",
-    404: "not_found",
-    408: "server",
-    409: "server",
-    429: "rate_limited",
-    503: "overloaded",
-    529: "overloaded",
-}
 
 # vLLM and OpenRouter have no code for it; these are their messages, whole beginnings only.
 _TOO_LONG = re.compile(
@@ -81,9 +68,9 @@ def read_failure(status: int, body: bytes) -> Failure:
     except (ValueError, RecursionError):
         error = _Error()
     kind = _specific(error)
-    if kind is None or (kind == "server" and status in _STATUSES):
+    if kind is None or (kind == "server" and kind_of_status(status) == "overloaded"):
         # Every failure of a server has the type server_error; the status may say more.
-        kind = _kind_of_status(status)
+        kind = kind_of_status(status)
     return Failure(kind, _sentence(kind, str(status), error))
 
 
@@ -92,7 +79,7 @@ def in_band(value: JSON) -> ModelError:
     error = _error_of(value)
     kind = _specific(error)
     if kind is None and error.code.isdecimal() and 400 <= int(error.code[:4]) < 600:
-        kind = _kind_of_status(int(error.code[:4]))
+        kind = kind_of_status(int(error.code[:4]))
     if kind is None:
         kind = "invalid_request" if {error.code.lower(), error.type.lower()} & _GENERIC else "in_band"
     return ModelError(_sentence(kind, "", error), kind=kind)
@@ -103,10 +90,6 @@ def _specific(error: _Error) -> ModelErrorKind | None:
         if said in _KINDS:
             return _KINDS[said]
     return "context_too_long" if _TOO_LONG.match(error.message) else None
-
-
-def _kind_of_status(status: int) -> ModelErrorKind:
-    return _STATUSES.get(status, "server" if status >= 500 else "invalid_request")
 
 
 def _sentence(kind: ModelErrorKind, status: str, error: _Error) -> str:

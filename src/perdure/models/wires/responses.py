@@ -43,7 +43,7 @@ from perdure.models.wires.openai_parts import (
 )
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
 from perdure.models.wires.responses_reader import ResponsesReader
-from perdure.models.wires.wire import Failure, Files, Reader, call_id, join_messages, without_none
+from perdure.models.wires.wire import Failure, Files, Reader, call_id, without_none, write_messages
 from perdure.ports import ModelRequest
 
 
@@ -74,14 +74,14 @@ class ResponsesWire:
         return headers_with(key, self.key_header)
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
-        items = join_messages(request.messages, self, lambda message: self._write(message, files))
+        items = write_messages(request.messages, self, lambda message: self._write(message, files))
         fields: dict[str, JSON] = {"model": model, "stream": True, "store": False}
         if request.instructions:
             fields["instructions"] = request.instructions
         if self.encrypts:
             fields["include"] = ["reasoning.encrypted_content"]
         fields |= self._settings(request) | self._tools(request) | request.settings.extra
-        return compose(b"input", (items,), fields)
+        return compose(b"input", items, fields)
 
     def from_wire(self, request: ModelRequest) -> Reader:
         output = output_of(request.output)

@@ -20,6 +20,22 @@ Files = Mapping[str, bytes]
 MAX_TOKENS = 10**9
 """A count beyond this is no count."""
 
+BLOCK = 64
+"""So many messages are joined for good."""
+
+_STATUS_KINDS: dict[int, ModelErrorKind] = {
+    401: "auth",
+    402: "quota_exhausted",
+    403: "auth",
+    404: "not_found",
+    408: "server",
+    409: "server",
+    413: "context_too_long",
+    429: "rate_limited",
+    503: "overloaded",
+    529: "overloaded",
+}
+
 encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 
@@ -70,24 +86,25 @@ class Wire(Protocol):
         ...
 
 
+def kind_of_status(status: int) -> ModelErrorKind:
+    """What an HTTP status means where the body says nothing better."""
+    return _STATUS_KINDS.get(status) or ("server" if status >= 500 else "invalid_request")
+
+
 def call_id(ordinal: int) -> str:
     """The id of a call for the provider's eyes: ours, so it is unique; nine letters and digits suit every provider."""
     return f"c{ordinal:08d}"
 
 
-def join_messages(messages: Sequence[Message], key: Hashable, write: Callable[[Message], bytes]) -> bytes:
-    """Each message as `write` makes it (objects, each with a comma behind it), made once per message and key."""
-    if not isinstance(messages, Buffer):
-        return b"".join(map(write, messages))
-    written = messages.derive(key, write)
-    return b"".join(written if len(written) == len(messages) else written[: len(messages)])
-
-
 def write_messages(messages: Sequence[Message], key: Hashable, write: Callable[[Message], bytes]) -> list[bytes]:
-    """What `join_messages` would join, in a list of the caller's own: a long request is then joined only once."""
+    """The messages as `write` makes them (objects, each with a comma behind it), made once per message and key.
+
+    A list of the caller's own, in which older messages stand together: a long history is a few pieces.
+    """
     if not isinstance(messages, Buffer):
         return [write(message) for message in messages]
-    return messages.derive(key, write)[: len(messages)]
+    messages.derive(key, write)
+    return messages.joined(key, BLOCK, b"".join)
 
 
 def without_comma(pieces: list[bytes]) -> list[bytes]:
@@ -100,7 +117,7 @@ def without_comma(pieces: list[bytes]) -> list[bytes]:
 
 
 def unwritten(messages: Sequence[Message], key: Hashable) -> Sequence[Message]:
-    """The messages that `join_messages` has not made yet."""
+    """The messages that `write_messages` has not made yet."""
     return messages.underived(key) if isinstance(messages, Buffer) else messages
 
 
@@ -124,7 +141,7 @@ def object_of(arguments: str) -> JSON:
         found = decode_json(arguments)
     except ValueError:
         found = None
-    return msgspec.Raw(arguments.encode()) if isinstance(found, dict) else {"invalid_arguments": arguments}
+    return msgspec.Raw(arguments.encode()) if isinstance(found, dict) else {"unreadable_arguments": arguments}
 
 
 def unshown(media: Media) -> str:
