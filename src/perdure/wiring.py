@@ -141,7 +141,7 @@ class Runtime:
                 self._middleware,
             )
             host = Host(world, resolve_engine(self._engine, self._clock))
-            stack.push_async_callback(host.close_models)
+            stack.push_async_callback(world.close)
             for agent in self._agents:
                 host.bind(agent)
             await host.start()

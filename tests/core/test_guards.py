@@ -48,6 +48,17 @@ def called(turn: int, result: str, *, arguments: str = "{}", stop: str = "calls"
     ]
 
 
+def cut(turn: int) -> list[Event]:
+    """A call that the output limit cut, so that it was refused."""
+    message = AssistantMessage((ToolCall(turn, "look", '{"what'),))
+    return [
+        ModelCalled(turn),
+        ModelResponded(message, stop="length"),
+        CallChecked(turn, "invalid", "schema", "no JSON"),
+        CallEnded(turn, "error", (Text(f"no JSON {turn}"),)),
+    ]
+
+
 def last_said(state: SessionState) -> str:
     message = state.history[-1]
     return message.parts[0].text if isinstance(message, UserMessage) and isinstance(message.parts[0], Text) else ""
@@ -107,19 +118,29 @@ def test_a_circle_of_two_calls_is_one_too() -> None:
 
 
 def test_truncated_calls_are_nudged_and_the_third_in_a_row_ends_the_run() -> None:
-    events = opened() + called(1, "a", stop="length")
+    events = opened() + cut(1)
     assert "cut off" in last_said(fold(events))
-    events += called(2, "b", stop="length")
+    events += cut(2)
     assert end_of(fold(events)) is None
-    end = end_of(fold(events + called(3, "c", stop="length")))
+    end = end_of(fold(events + cut(3)))
     assert end == RunEnded(1, "failed", "loop guard: 3 truncated tool calls in a row")
+    assert end_of(fold(events + called(3, "c") + cut(4))) is None, "in a row"
+
+
+def test_a_call_that_ran_is_never_said_to_be_cut() -> None:
+    """Whoever reads that a payment was not carried out pays again."""
+    events = opened() + called(1, "paid", stop="length")
+    assert last_said(fold(events)) == ""
+    for turn in range(2, 6):
+        events += called(turn, f"paid {turn}", stop="length")
+    assert end_of(fold(events)) is None
 
 
 def test_guards_that_are_off_let_everything_pass() -> None:
     off = Guards(empty_answers=None, repeated_calls=None, truncated_calls=None)
     events = opened(off)
     for turn in range(1, 9):
-        events += called(turn, "same", stop="length")
+        events += called(turn, "same") if turn % 2 else cut(turn)
     assert next_actions(fold(events)) == (CallModel(9),)
     assert last_said(fold(events)) == ""
     assert end_of(fold(opened(off) + answer(1, ""))) == RunEnded(1, "completed", "", "")

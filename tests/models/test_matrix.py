@@ -174,7 +174,7 @@ ROWS: dict[str, Row] = {
     "503": Row(failing(503), attempts=("overloaded",)),
     "529": Row(failing(529), attempts=("overloaded",)),
     "500 for ever": Row(failing(500, 4), "failed", "server", ("server",) * 4),
-    "429 for ever": Row(failing(429, 4), "failed", "rate_limited", ("rate_limited",) * 4),
+    "429 for ever": Row(failing(429, 12), "failed", "rate_limited", ("rate_limited",) * 12),
     "400": Row(failing(400), "failed", "invalid_request", ("invalid_request",)),
     "401": Row(failing(401), "failed", "auth", ("auth",)),
     "403": Row(failing(403), "failed", "auth", ("auth",)),

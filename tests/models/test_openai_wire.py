@@ -133,7 +133,8 @@ def test_own_thinking_goes_back_with_calls_in_its_field(extras: dict[str, Any]) 
     field = extras.get("field", "reasoning_details")
     assert sent[field] == ("Hm." if "field" in extras else extras["reasoning_details"])
     assert field not in body(ChatWire(), answer(thought(extras), Text("x"), provider="openai"))["messages"][0]
-    assert field in body(ChatWire(reasoning="always"), answer(thought(extras), provider="openai"))["messages"][0]
+    said = answer(thought(extras), Text("x"), provider="openai")
+    assert field in body(ChatWire(reasoning="always"), said)["messages"][0]
     assert (
         field not in body(ChatWire(reasoning="never"), answer(thought(extras), CALL, provider="openai"))["messages"][0]
     )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Image, Runtime, ToolContext, ToolError, tool
-from perdure.core.messages import Media, ToolCall, ToolMessage
+from perdure.core.messages import Media, ToolCall, ToolMessage, Usage
 from perdure.events import CallChecked, CallEnded, CallStarted, RunEnded
-from perdure.ports import Store
+from perdure.ports import ModelResponse, Store
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
 from tests.runtime.scenes import collect, crashing, events, seen, soon, told, turned, until
 
@@ -542,3 +542,21 @@ async def test_time_a_call_took_is_in_the_log(memory: Store) -> None:
         await session.run("go")
         (ended,) = await events(session, CallEnded)
         assert ended.seconds >= 0.02
+
+
+async def test_a_call_that_was_cut_behind_its_name_is_not_one_without_arguments(memory: Store) -> None:
+    wiped: list[str] = []
+
+    @tool(effect="once")
+    async def wipe(path: str = "/everything") -> str:
+        """Wipe."""
+        wiped.append(path)
+        return "wiped"
+
+    cut = ModelResponse((ToolCall(0, "wipe", ""),), "length", Usage(1, 1))
+    agent = Agent(name="clerk", model=ScriptedModel([cut, "Done."]), tools=[wipe])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        assert (await soon(session.run("go"))).output == "Done."
+        assert wiped == []
+        assert [outcome for _, outcome, _ in await told(session)] == ["error"]

@@ -7,6 +7,7 @@ import asyncio
 from perdure import Agent, ModelError, Runtime
 from perdure.events import Noted
 from perdure.ports import ModelTraits, Store
+from perdure.runtime.clock import within
 from perdure.runtime.gates import TRIPPED_FOR, TRIPS_AFTER, Gate, Gates
 from perdure.testing import ManualClock, ScriptedModel
 from tests.runtime.scenes import events, soon, turned, until
@@ -32,9 +33,13 @@ async def test_a_shut_gate_lets_one_probe_through_and_the_rest_behind_its_succes
     assert passed == []
     await clock.advance(0.2)
     assert passed == [0], "one tries, the others wait for what it finds"
-    gate.open()
+    gate.succeed()
+    await clock.advance(0)
+    assert passed == [0, 1, 2], "two for each that got through"
+    gate.succeed()
     await soon(asyncio.gather(*tasks))
     assert passed == [0, 1, 2, 3, 4]
+    assert gate.is_open, "nobody is left in line"
 
 
 async def test_a_gate_is_only_ever_shut_for_longer() -> None:
@@ -43,7 +48,9 @@ async def test_a_gate_is_only_ever_shut_for_longer() -> None:
     gate.shut(30, by_probe=False)
     gate.shut(5, by_probe=False)
     assert gate.opens_in == 30
-    gate.open()
+    await clock.advance(30)
+    assert await soon(gate.enter()), "as the probe"
+    gate.succeed()
     gate.shut(5, by_probe=False)
     assert gate.opens_in == 5, "a success begins anew"
 
@@ -59,7 +66,7 @@ async def test_a_probe_that_fails_makes_the_others_wait_on() -> None:
     assert passed == [0]
     await clock.advance(1)
     assert passed == [0, 1]
-    gate.open()
+    gate.succeed()
     await soon(asyncio.gather(*tasks))
 
 
@@ -75,7 +82,6 @@ async def test_a_probe_that_is_cancelled_gives_its_place_to_the_next() -> None:
     gate.step_back()
     await clock.advance(0)
     assert passed == [0, 2], "who left the line is passed over"
-    gate.open()
     await asyncio.gather(first, second, third, return_exceptions=True)
 
 
@@ -173,3 +179,75 @@ async def test_without_a_fallback_a_tripped_circuit_is_waited_for(memory: Store)
         runs = [await session.start("go") for session in sessions]
         await turned(clock, lambda: all(len(session.state.ended) for session in sessions))
         assert [(await run).output for run in runs] == ["Back.", "Back."]
+
+
+async def test_only_who_was_let_in_after_the_shutting_may_open(memory: Store) -> None:
+    clock = ManualClock()
+    gates, model = Gates(clock), ScriptedModel([])
+    early = await gates.enter(gates.approach(model))
+    late = await gates.enter(gates.approach(model))
+    gates.fail(late, ModelError.rate_limited(), 5)
+    gates.succeed(early)
+    assert gates.quota(model).opens_in == 5, "an answer that began before the limit says nothing about it"
+
+
+async def test_a_probe_is_given_back_whatever_moment_its_session_is_cancelled_in() -> None:
+    clock = ManualClock()
+    gates, model = Gates(clock), ScriptedModel([])
+    for turns in range(8):
+        gates.fail(await gates.enter(gates.approach(model)), ModelError.rate_limited(), 5)
+        entering = gates.enter(gates.approach(model))
+        task = asyncio.ensure_future(within(clock, 100, entering, gates.step_back))
+        await asyncio.sleep(0)
+        clock_task = asyncio.ensure_future(clock.advance(5))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, clock_task, return_exceptions=True)
+        if task.cancelled():
+            assert not gates.quota(model).is_probed, f"lost in turn {turns}"
+            entry = await soon(gates.enter(gates.approach(model)))
+        else:
+            entry = task.result()
+        gates.succeed(entry)
+        assert gates.quota(model).is_open
+
+
+async def test_with_a_fallback_nobody_waits_behind_a_probe(memory: Store) -> None:
+    clock = ManualClock()
+    stalled = asyncio.Event()
+
+    async def slow(_: object) -> str:
+        await stalled.wait()
+        return "Back."
+
+    down = ScriptedModel(slow, name="down")
+    agent = Agent(name="clerk", model=[down, ScriptedModel(lambda _: "Spare.", name="spare")])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        gates = runtime._host.world.gates  # pyright: ignore[reportPrivateUsage]
+        for _ in range(TRIPS_AFTER):
+            gates.fail(gates.approach(down), ModelError("down", kind="server"), 0)
+        await clock.advance(TRIPPED_FOR)
+        probing = await (await runtime.open(agent)).start("go")
+        await until(lambda: down.requests)
+        assert (await soon((await runtime.open(agent)).run("go"))).output == "Spare."
+        stalled.set()
+        assert (await soon(probing)).output == "Back."
+
+
+async def test_a_crowd_on_one_limited_key_gets_through(memory: Store) -> None:
+    """Twenty a window: nobody fails, since a crowd comes back only as fast as it is taken in."""
+    clock = ManualClock()
+    windows: dict[int, int] = {}
+
+    def limited(_: object) -> object:
+        window = int(clock.monotonic() / 0.5)
+        windows[window] = windows.get(window, 0) + 1
+        return "Yes." if windows[window] <= 20 else ModelError.rate_limited(retry_after=0.5)
+
+    agent = Agent(name="clerk", model=ScriptedModel(limited))  # type: ignore[arg-type]
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        runs = [await (await runtime.open(agent)).start("go") for _ in range(200)]
+        done = asyncio.gather(*runs)
+        await turned(clock, done.done, 0.25)
+        assert [result.reason for result in await done] == ["completed"] * 200

@@ -62,7 +62,8 @@ def divide(_: Usage) -> float:
         (Odd([BrokenWords()]), "internal: BrokenWords"),
         (Odd([SystemExit(3)]), "internal: SystemExit: 3"),
         (NotAModel(), "internal: TypeError"),
-        (Odd([ModelResponse((Text("x"),))], cost=divide), "internal: ZeroDivisionError: division by zero"),
+        (Odd([GeneratorExit()]), "internal: GeneratorExit"),
+        (Odd([KeyboardInterrupt()]), "internal: KeyboardInterrupt"),
         (Odd([ModelResponse(("just text",))]), "internal: UsageError: ModelResponded cannot hold"),  # type: ignore[arg-type]
         (Odd([ModelResponse((Text(7),))]), "internal: "),  # type: ignore[arg-type]
         (Odd([ModelResponse((ToolCall(0, "act", {"a": 1}),))]), "internal: UsageError: ModelResponded cannot hold"),  # type: ignore[arg-type]
@@ -88,6 +89,13 @@ async def test_a_model_that_fails_ends_its_run(store: str | Store, model: Any, d
         assert (
             await soon(session.run("again", model=ScriptedModel(lambda _: "Fine.", name="sound")))
         ).output == "Fine."
+
+
+async def test_a_price_that_fails_is_an_unknown_price(memory: Store) -> None:
+    agent = Agent(name="clerk", model=Odd([ModelResponse((Text("x"),))], cost=divide))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        result = await soon((await runtime.open(agent)).run("go"))
+        assert (result.output, result.cost_usd) == ("x", None)
 
 
 async def test_prices_that_fail_before_a_call_end_the_run(memory: Store) -> None:

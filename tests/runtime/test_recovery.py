@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure import Agent, ModelError, Record, Runtime, TextDelta, tool
+from perdure import Agent, Limits, ModelError, Record, Runtime, TextDelta, tool
 from perdure.core.deltas import AttemptDiscarded, CallDelta, ModelDelta, PartClosed, ThinkingDelta
 from perdure.core.messages import Text, Thinking, ToolCall
-from perdure.events import CallEnded, ModelCalled, ModelResponded, Noted, RunResumed
+from perdure.events import CallEnded, ModelCalled, ModelFailed, ModelResponded, Noted, RunResumed
 from perdure.ports import ModelRequest, ModelTraits, Store
 from perdure.runtime.drafts import read_draft
 from perdure.runtime.recovery import Continue, Keep, Restart, as_items, join_answer, plan_after, receive
@@ -221,7 +221,7 @@ async def saved(runtime: Runtime, session: Any, clock: ManualClock, count: int) 
 
     async def look() -> None:
         store = runtime._host.world.store  # pyright: ignore[reportPrivateUsage]
-        items[:] = await read_draft(store, session.uid, 1)
+        items[:] = (await read_draft(store, session.uid, (1, 1))).items
 
     for _ in range(200):
         await clock.advance(0.5)
@@ -309,3 +309,81 @@ async def test_a_store_that_takes_no_drafts_costs_no_answer(memory: Store) -> No
         run = await session.start("go")
         await turned(clock, lambda: len(session.state.ended) == 1)
         assert (await run).output == "abc"
+
+
+async def test_the_draft_of_a_run_that_ended_is_nobodys(store: str | Store) -> None:
+    """A cancelled run's half answer must not come to life in the first turn of a later one."""
+    clock = ManualClock()
+    stuck = Agent(name="clerk", model=hanging(Reply(call("look", what="secret"))), tools=[look])
+    async with crashing(store, agents=[stuck], clock=clock) as runtime:
+        session = await runtime.open(stuck, id="x")
+        await session.start("go")
+        await saved(runtime, session, clock, 2)
+    async with Runtime(store, engine=None) as runtime:
+        await (await runtime.session("x")).cancel()
+    hung = Agent(name="clerk", model=hanging(Reply("quiet")), tools=[look])
+    async with crashing(store, agents=[hung], clock=ManualClock()) as runtime:
+        session = await runtime.open(hung, id="x")
+        await until(lambda: len(session.state.ended) == 1)
+        await session.start("say hello", key="k")
+        await until(lambda: session.state.run is not None and session.state.run.awaiting == "model")
+    agent = Agent(name="clerk", model=ScriptedModel(lambda _: "Hello."), tools=[look])
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        assert (await soon(session.run("say hello", key="k"))).output == "Hello."
+        assert await events(session, CallEnded) == []
+
+
+async def test_a_draft_belongs_to_the_model_that_gave_it(store: str | Store) -> None:
+    clock = ManualClock()
+    first = ScriptedModel(lambda _: ModelError("no", kind="auth"), name="first", traits=ModelTraits(provider="a"))
+    second = hanging(Reply(Thinking("hm", "sig of b"), call("look", what="it")))
+    second.name, second.traits = "second", ModelTraits(provider="b")
+    stuck = Agent(name="clerk", model=[first, second], tools=[look])
+    async with crashing(store, agents=[stuck], clock=clock) as runtime:
+        session = await runtime.open(stuck, id="x")
+        await session.start("go", key="k")
+        await saved(runtime, session, clock, 4)
+    done = ScriptedModel(lambda _: "Done.", name="second", traits=ModelTraits(provider="b"), cost=lambda _: 2.0)
+    agent = Agent(name="clerk", model=[first, done], tools=[look])
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        assert (await soon(session.run("go", key="k"))).output == "Done."
+        kept, _ = await events(session, ModelResponded)
+        assert (kept.model, kept.message.provider) == ("second", "b")
+        assert kept.cost_usd == 4.0, "by its own price: what was lost, and what was kept of it"
+
+
+# Money
+
+
+async def test_what_is_kept_is_counted_once(memory: Store) -> None:
+    agent = Agent(
+        name="clerk",
+        model=ScriptedModel([Reply("I look.", call("look", what="a"), cut_after=3), "Done."], cost=lambda u: u.total),
+        tools=[look],
+        limits=Limits(tokens=100_000),
+    )
+    async with Runtime(memory, agents=[agent], clock=ManualClock()) as runtime:
+        session = await runtime.open(agent)
+        await soon(session.run("go"))
+        first, _ = await events(session, ModelResponded)
+        assert first.wasted.total == 0
+        assert first.usage.total < 100, "what had come, not the whole reservation"
+
+
+async def test_a_stream_that_is_broken_off_is_paid_for(memory: Store) -> None:
+    agent = Agent(name="clerk", model=hanging(Reply("word " * 40, chunk=5)))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        run = await session.start("go")
+        shown: list[Any] = []
+        reading = collect(run.stream(), shown)
+        await until(lambda: sum(isinstance(item, TextDelta) for item in shown) == 40)
+        await session.stop()
+        result = await soon(run)
+        await reading
+        assert result.reason == "stopped"
+        assert result.usage.output >= 40
+        (failed,) = await events(session, ModelFailed)
+        assert failed.wasted.estimated

@@ -32,10 +32,17 @@ class Circles(Plain, frozen=True):
 def after_answer(circles: Circles, event: ModelResponded) -> Circles:
     has_calls = any(isinstance(part, ToolCall) for part in event.message.parts)
     is_empty = not has_calls and not event.message.text.strip()
-    is_cut = has_calls and event.stop == "length"
-    if not (is_empty or is_cut or circles.empty or circles.truncated):
+    if not (is_empty or circles.empty or circles.truncated):
         return circles
-    return Circles(circles.empty + 1 if is_empty else 0, circles.truncated + 1 if is_cut else 0, circles.repeats)
+    truncated = circles.truncated if has_calls and event.stop == "length" else 0
+    return Circles(circles.empty + 1 if is_empty else 0, truncated, circles.repeats)
+
+
+def after_results(circles: Circles, *, was_cut: bool) -> Circles:
+    """`was_cut`: a call of the turn was refused because the output limit had cut it; others of the turn were not."""
+    if was_cut:
+        return Circles(circles.empty, circles.truncated + 1, circles.repeats)
+    return Circles(circles.empty, 0, circles.repeats) if circles.truncated else circles
 
 
 def after_call(circles: Circles, name: str, digest: str, event: CallEnded) -> Circles:
@@ -58,7 +65,7 @@ def nudge_results(circles: Circles, guards: Guards) -> str:
     """What to tell the model behind the results of a turn, one step before a guard ends the run."""
     limit = guards.truncated_calls
     if limit is not None and 0 < circles.truncated < limit:
-        return "Your tool call was cut off at the output limit and was not carried out. Make it shorter."
+        return "Your last tool call was cut off at the output limit and was not carried out. Make it shorter."
     repeat = circles.repeats[-1] if circles.repeats else None
     if repeat is None or guards.repeated_calls is None or repeat.count != guards.repeated_calls - 1:
         return ""

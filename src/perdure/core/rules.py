@@ -22,6 +22,7 @@ from perdure.core.calls import Call
 from perdure.core.commands import ChangeSettings, Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import (
+    CallChecked,
     CallDecided,
     DecisionKind,
     Event,
@@ -37,6 +38,7 @@ from perdure.core.specs import Guards
 from perdure.core.state import RunState, SessionState, find_call
 
 MAX_REPAIRS = 2
+CUT_OFF = "The call was cut off at the output limit, so it was not carried out."
 
 DECISIONS: dict[PauseKind, tuple[DecisionKind, ...]] = {
     "approval": ("approve", "deny", "edit"),
@@ -157,7 +159,9 @@ def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
     held = any(call.status == "started" and call.sequential for call in run.calls)
     for index, call in enumerate(run.calls):
         action = _call_action(call)
-        if index >= allowed and call.status == "proposed":
+        if call.status == "proposed" and not call.arguments.strip() and _is_cut(run, call):
+            action = AppendEvents((CallChecked(call.ordinal, "invalid", "schema", CUT_OFF),))
+        elif index >= allowed and call.status == "proposed":
             action = _ended(end_call(call, "cancelled", "The run has reached its limit; this call was not started."))
         elif isinstance(action, RunTool):
             if held or (call.sequential and running) or (cap is not None and running >= cap):
@@ -170,6 +174,11 @@ def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
         if action:
             actions.append(action)
     return tuple(actions)
+
+
+def _is_cut(run: RunState, call: Call) -> bool:
+    """The output limit came right behind the call's name: that is not a call without arguments."""
+    return run.response is not None and run.response.stop == "length" and call is run.calls[-1]
 
 
 def _calls_within_limit(run: RunState) -> int:

@@ -35,7 +35,7 @@ from perdure.core.events import (
     SettingsChanged,
     StopRequested,
 )
-from perdure.core.guards import Circles, after_answer, after_call, nudge_answer, nudge_results
+from perdure.core.guards import Circles, after_answer, after_call, after_results, nudge_answer, nudge_results
 from perdure.core.messages import (
     JSON,
     AnswerPart,
@@ -390,6 +390,11 @@ def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
 
 
 def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
+    run = state.run
+    if run is not None:
+        is_cut = run.response is not None and run.response.stop == "length"
+        was_cut = is_cut and bool(calls) and calls[-1].rule == "schema"
+        state = replace(state, run=replace(run, circles=after_results(run.circles, was_cut=was_cut)))
     results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
     parts: list[Part | AnswerPart] = [part for result in results for part in result.parts]
     history = state.history.add(ToolMessage(results))

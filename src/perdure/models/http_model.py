@@ -37,6 +37,7 @@ class HttpModel:
         "_owns",
         "_price",
         "_traits",
+        "_users",
         "_wire",
     )
 
@@ -62,6 +63,7 @@ class HttpModel:
         self._price = price
         self._find_window = window
         self._traits: ModelTraits | None = None
+        self._users = 0
         self._key: str | None = None
         self._headers: dict[str, str] = {}
 
@@ -87,11 +89,14 @@ class HttpModel:
 
     def prepare(self) -> None:
         """Imports the client and looks the price and the window up, which takes a moment."""
+        self._users += 1
         self._client.prepare()
         _ = self.traits, self.cost(Usage())
 
     async def close(self) -> None:
-        if self._owns:
+        """The last user that leaves closes the connections, unless others share the client."""
+        self._users = max(0, self._users - 1)
+        if self._owns and not self._users:
             await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelDelta | ModelResponse]:

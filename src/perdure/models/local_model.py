@@ -37,6 +37,7 @@ class LocalModel:
     def __init__(self, name: str, weights: Path, window: int | None) -> None:
         self._name = name
         self._server = server_of(weights)
+        self._users = 0
         # By what is shared: one server answers one request after the other.
         self._traits = ModelTraits(WIRE.name, f"local:{weights}", continues=True, window=window)
 
@@ -73,10 +74,14 @@ class LocalModel:
 
     def prepare(self) -> None:
         """Imports the client; the server waits for the first question, since a fallback may never get one."""
+        self._users += 1
         import_module("aiohttp")
 
     async def close(self) -> None:
-        self._server.leave(self)
+        """The last user that leaves ends the server, unless another model has the same weights."""
+        self._users = max(0, self._users - 1)
+        if not self._users:
+            self._server.leave(self)
 
 
 def local(name: str) -> LocalModel:

@@ -33,8 +33,13 @@ async def sleep(clock: Clock, seconds: float) -> None:
         timer.cancel()
 
 
-async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work; TimeoutError, and the work broken off, if it takes longer."""
+async def within(
+    clock: Clock, seconds: float, work: Coroutine[Any, Any, T], give_back: Callable[[T], None] = lambda _: None
+) -> T:
+    """The result of the work; TimeoutError, and the work broken off, if it takes longer.
+
+    A result that comes in the moment in which the caller is cancelled is given back: it may hold something.
+    """
     task = asyncio.ensure_future(work)
     late = False
 
@@ -47,6 +52,8 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> 
     try:
         return await task
     except asyncio.CancelledError:
+        if task.done() and not task.cancelled() and task.exception() is None:
+            give_back(task.result())
         task.cancel()
         if late and task.cancelled():
             raise TimeoutError from None

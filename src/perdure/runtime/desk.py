@@ -11,11 +11,15 @@ from perdure.runtime.agent import Binding
 from perdure.runtime.context import ToolContext
 from perdure.runtime.log import SessionLog
 from perdure.runtime.media import clean_text
+from perdure.runtime.waste import Waste
 from perdure.runtime.world import World
 
 
 class Desk:
-    """`note` puts a fact on its way to the log; `contexts` are those of the tools that run now, by call."""
+    """`note` puts a fact on its way to the log; `contexts` are those of the tools that run now, by call.
+
+    `waste` is what the attempts of the latest model call have cost that came to nothing.
+    """
 
     def __init__(
         self, log: SessionLog, binding: Binding, world: World, note: Callable[[Event], None], epoch: int
@@ -25,6 +29,7 @@ class Desk:
         self.world = world
         self.note = note
         self.epoch = epoch
+        self.waste = Waste()
         self.contexts: dict[int, ToolContext[Any, Any]] = {}
         self._data: dict[str, Any] = {}
 

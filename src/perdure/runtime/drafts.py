@@ -1,7 +1,7 @@
 """Drafts: what a model has streamed so far, saved beside the log while the turn is unfinished.
 
 Rule 1: nothing for the first second, then at most one write a second, and never in the way of the stream. Rule 2: a
-draft may be lost or late; it is only believed for the turn that it names.
+draft may be lost or late; it is only believed for the run and the turn that it names.
 """
 
 from __future__ import annotations
@@ -22,11 +22,22 @@ SAVE_EVERY = 1.0
 
 
 class DraftChunk(Plain, frozen=True):
-    """More of a stream; `fresh`: what was saved before it was discarded."""
+    """More of what a model has streamed in one turn of one run; `fresh`: what was saved before it was discarded."""
 
+    run: int
     turn: int
+    model: str
+    provider: str
     items: tuple[ModelDelta, ...]
     fresh: bool = False
+
+
+class Draft(Plain, frozen=True):
+    """What there is of an answer, and who gave it."""
+
+    model: str = ""
+    provider: str = ""
+    items: tuple[ModelDelta, ...] = ()
 
 
 _decoder: msgspec.json.Decoder[DraftChunk] = msgspec.json.Decoder(DraftChunk)
@@ -35,24 +46,39 @@ _decoder: msgspec.json.Decoder[DraftChunk] = msgspec.json.Decoder(DraftChunk)
 class DraftWriter:
     """Saves a growing list of deltas, of which it sees the new ones once a second."""
 
-    __slots__ = ("_clock", "_epoch", "_fresh", "_items", "_saved", "_saving", "_session", "_store", "_timer", "_turn")
+    __slots__ = (
+        "_clock",
+        "_epoch",
+        "_fresh",
+        "_items",
+        "_model",
+        "_place",
+        "_provider",
+        "_saved",
+        "_saving",
+        "_session",
+        "_store",
+        "_timer",
+    )
 
-    def __init__(self, store: Store, clock: Clock, session: str, epoch: int, turn: int) -> None:
+    def __init__(self, store: Store, clock: Clock, session: str, epoch: int, place: tuple[int, int]) -> None:
         self._store = store
         self._clock = clock
         self._session = session
         self._epoch = epoch
-        self._turn = turn
+        self._place = place
+        self._model = self._provider = ""
         self._items: Sequence[ModelDelta] = ()
         self._saved = 0
         self._fresh = True
         self._timer: Timer | None = None
         self._saving: asyncio.Task[None] | None = None
 
-    def begin(self, items: Sequence[ModelDelta]) -> None:
+    def begin(self, items: Sequence[ModelDelta], model: str, provider: str) -> None:
         """Follows this list from now on; a list that it followed before goes on, another one is a new draft."""
-        if items is not self._items:
+        if items is not self._items or model != self._model:
             self._items, self._fresh, self._saved = items, True, 0
+            self._model, self._provider = model, provider
         if self._timer is None:
             self._timer = self._clock.call_later(SAVE_EVERY, self._tick)
 
@@ -73,7 +99,8 @@ class DraftWriter:
         is_busy = self._saving is not None and not self._saving.done()
         if is_busy or len(self._items) == self._saved:
             return
-        chunk = DraftChunk(self._turn, tuple(self._items[self._saved :]), self._fresh)
+        new = tuple(self._items[self._saved :])
+        chunk = DraftChunk(*self._place, self._model, self._provider, new, self._fresh)
         self._saved, self._fresh = len(self._items), False
         self._saving = asyncio.get_running_loop().create_task(self._save(encode_json(chunk)))
 
@@ -83,17 +110,16 @@ class DraftWriter:
             await self._store.append_draft(self._session, chunk, epoch=self._epoch)
 
 
-async def read_draft(store: Store, session: str, turn: int) -> list[ModelDelta]:
-    """What a predecessor saved of this turn; nothing where it cannot be read."""
-    items: list[ModelDelta] = []
+async def read_draft(store: Store, session: str, place: tuple[int, int]) -> Draft:
+    """What a predecessor saved of this run's turn; nothing where it cannot be read."""
+    draft = Draft()
     try:
         for data in await store.read_draft(session):
             chunk = _decoder.decode(data)
-            if chunk.turn != turn:
+            if (chunk.run, chunk.turn) != place:
                 continue
-            if chunk.fresh:
-                items.clear()
-            items += chunk.items
+            items = chunk.items if chunk.fresh else (*draft.items, *chunk.items)
+            draft = Draft(chunk.model, chunk.provider, items)
     except (PerdureError, ValueError):
-        return []
-    return items
+        return Draft()
+    return draft

@@ -294,8 +294,8 @@ class Driver:
         except asyncio.CancelledError:
             if self._grounded:
                 raise
-            event = flight.broken_off() if flight.cause else flight.failed("it cancelled itself")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - models and middleware are user code
+            event = self._broken_off(flight) if flight.cause else flight.failed("it cancelled itself")
+        except BaseException as error:  # noqa: BLE001 - models, tools and middleware are user code, and must land
             event = flight.failed(describe(error))
         self._land(flight, event)
 
@@ -347,7 +347,15 @@ class Driver:
     def _abandon(self, flight: Flight) -> None:
         if not flight.landed and flight.task is not None:
             flight.task.cancel()
-            self._land(flight, flight.broken_off())
+            self._land(flight, self._broken_off(flight))
+
+    def _broken_off(self, flight: Flight) -> Event:
+        """What a model had said until then is paid for."""
+        event = flight.broken_off()
+        waste = self._desk.waste
+        if not isinstance(event, ModelFailed) or not waste.usage.total:
+            return event
+        return replace(event, wasted=waste.usage, cost_usd=waste.cost_usd)
 
     async def _ground(self) -> None:
         """Stops what is still under way, without a word in the log: the next driver finds the open intents."""

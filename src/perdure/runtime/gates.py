@@ -1,7 +1,8 @@
 """Gates: what the sessions of one process share about a model, its quota and its circuit.
 
-Rule 1: a gate that is shut lets one probe through when its time has come, and the others when that one succeeded.
-Rule 2: who came first goes first. Rule 3: a shut gate only ever shuts for longer; a success opens it.
+Rule 1: a gate that is shut lets one probe through when its time has come; each that succeeds lets two more in, and when
+nobody is left in line the gate is open. Rule 2: who came first goes first. Rule 3: a shut gate is only ever shut for
+longer; only those who were let in after it was shut have a say about it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ TRIPPING_KINDS: frozenset[ModelErrorKind] = frozenset(
 
 
 class Gate:
-    """Open, or shut until a time. Whoever `enter` lets in as the probe answers with open, shut or step_back."""
+    """Open, or shut until a time. Whoever `enter` lets in as a probe answers with succeed, shut or step_back."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._shut_until: float | None = None
-        self._probing = False
+        self._probes = 0
         self._line: deque[asyncio.Future[bool]] = deque()
         self._timer: Timer | None = None
 
@@ -41,8 +42,13 @@ class Gate:
     def is_open(self) -> bool:
         return self._shut_until is None
 
+    @property
+    def is_probed(self) -> bool:
+        """Somebody is trying now; others wait for what comes of it."""
+        return self._probes > 0
+
     async def enter(self) -> bool:
-        """Waits in line while the gate is shut; True for the one that is let in as the probe."""
+        """Waits in line while the gate is shut; True for whoever is let in as a probe."""
         if self._shut_until is None:
             return False
         place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -55,41 +61,52 @@ class Gate:
                 self.step_back()
             raise
 
-    def open(self) -> None:
-        """Somebody got through: everybody may go, in the order of their coming."""
-        if self._shut_until is None:
+    def succeed(self) -> None:
+        """A probe got through: two more may try, so that a crowd comes back as fast as it is taken in."""
+        self._probes -= 1
+        if self._shut_until is None or self.opens_in:
             return
-        self._shut_until, self._probing = None, False
-        self._stop_timer()
-        line, self._line = self._line, deque()
-        for place in line:
-            if not place.done():
-                place.set_result(False)
+        for _ in range(2):
+            self._let_in()
+        if not self._line:
+            self._open()
 
     def shut(self, seconds: float, *, by_probe: bool) -> None:
         until = self._clock.monotonic() + seconds
         self._shut_until = until if self._shut_until is None else max(self._shut_until, until)
-        self._probing = self._probing and not by_probe
+        self._probes -= by_probe
         self._admit()
 
     def step_back(self) -> None:
-        """The probe learned nothing about the gate: the next in line may try."""
-        self._probing = False
+        """A probe learned nothing about the gate: the next in line may try."""
+        self._probes -= 1
         if self._shut_until is not None:
             self._admit()
 
     def _admit(self) -> None:
-        """Lets the first in line try, now or when the time has come."""
+        """Lets the first in line try, now or when the time has come, unless somebody is trying."""
         self._stop_timer()
-        while self._line and self._line[0].done():
-            self._line.popleft()
-        if self._probing or not self._line:
+        self._drop_leavers()
+        if self._probes or not self._line:
             return
         if wait := self.opens_in:
             self._timer = self._clock.call_later(wait, self._admit)
             return
-        self._probing = True
-        self._line.popleft().set_result(True)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        self._drop_leavers()
+        if self._line:
+            self._probes += 1
+            self._line.popleft().set_result(True)
+
+    def _open(self) -> None:
+        self._shut_until = None
+        self._stop_timer()
+
+    def _drop_leavers(self) -> None:
+        while self._line and self._line[0].done():
+            self._line.popleft()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -138,9 +155,12 @@ class Gates:
         return replace(entry, probes_circuit=probes_circuit, probes_quota=probes_quota)
 
     def succeed(self, entry: Entry) -> None:
-        self._failures.pop(entry.name, None)
-        entry.circuit.open()
-        entry.quota.open()
+        if entry.circuit.is_open or entry.probes_circuit:
+            self._failures.pop(entry.name, None)
+        if entry.probes_circuit:
+            entry.circuit.succeed()
+        if entry.probes_quota:
+            entry.quota.succeed()
 
     def fail(self, entry: Entry, error: ModelError, wait: float) -> None:
         """What an error means for everybody: a rate limit shuts the quota, failures in a row trip the circuit."""

@@ -16,7 +16,7 @@ from perdure.core.fork import fork_events
 from perdure.core.rules import accept
 from perdure.core.state import RunSummary, SessionState, fold
 from perdure.core.views import Pending, summarise
-from perdure.ports import Connected, Engine, Model, Opening, SessionQuery, SessionRow
+from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
 from perdure.runtime.agent import Agent, Binding, bind
 from perdure.runtime.drive import Driver
 from perdure.runtime.given import given_plain
@@ -67,17 +67,9 @@ class Host:
         if known is not None and known.digest != binding.digest:
             raise UsageError(f"Two agents are named {agent.name!r}; give each its own name.")
         for model in binding.models:
-            if isinstance(model, Connected):
-                model.prepare()
+            self.world.ready(model)
         self._bindings[agent.name] = binding
         return binding
-
-    async def close_models(self) -> None:
-        """Connections and processes of the models that this process has asked, or might have."""
-        bound = [model for binding in self._bindings.values() for model in binding.models]
-        for model in {id(model): model for model in (*bound, *self.world.models.values())}.values():
-            if isinstance(model, Connected):
-                await model.close()
 
     def models_of(self, agent: str) -> tuple[Model, ...]:
         binding = self._bindings.get(agent)

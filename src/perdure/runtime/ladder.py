@@ -18,23 +18,24 @@ from perdure.core.deltas import AttemptDiscarded, ModelDelta
 from perdure.core.errors import ModelError
 from perdure.core.events import Noted
 from perdure.core.messages import JSON, Usage, estimate_tokens
+from perdure.core.specs import Limits
 from perdure.ports import Model, ModelRequest, ModelResponse
 from perdure.runtime.clock import sleep, within
 from perdure.runtime.desk import Desk, describe
-from perdure.runtime.drafts import DraftWriter, read_draft
+from perdure.runtime.drafts import Draft, DraftWriter, read_draft
 from perdure.runtime.gates import Entry, traits_of
 from perdure.runtime.recourse import ModelTrouble, OnModelError, Step, ask
 from perdure.runtime.recovery import (
     Continue,
     Keep,
     Received,
-    Restart,
     as_items,
     join_answer,
     plan_after,
     receive,
     translate,
 )
+from perdure.runtime.waste import Waste
 
 ATTEMPTS_OF_FIRST = 4
 """A fallback is tried once."""
@@ -49,19 +50,17 @@ YIELD_EVERY = 256
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """`wasted` was paid for attempts that came to nothing, `wasted_usd` is its price."""
+    """An answer, and what was paid for attempts that came to nothing."""
 
     model: Model
     response: ModelResponse
-    wasted: Usage
-    wasted_usd: float | None
+    waste: Waste
 
 
 class GaveUp(msgspec.Struct, frozen=True):
     kind: str
     detail: str
-    wasted: Usage
-    wasted_usd: float | None
+    waste: Waste
 
 
 class Ladder:
@@ -79,6 +78,8 @@ class Ladder:
         self._clock = desk.world.clock
         self._gates = desk.world.gates
         self._turn = action.turn
+        run = desk.log.state.run
+        self._place = (run.run if run else 0, action.turn)
         self._picks_up = action.attempt > 1
         self._models = list(models)
         self._request = request
@@ -88,15 +89,14 @@ class Ladder:
         self._entry: Entry | None = None
         self._before = 0
         self._began = self._clock.monotonic()
-        self._wasted = Usage()
-        self._wasted_usd: float | None = 0.0
-        self._draft = DraftWriter(desk.world.store, self._clock, desk.log.uid, desk.epoch, action.turn)
+        self._waste = desk.waste = Waste()
+        self._draft = DraftWriter(desk.world.store, self._clock, desk.log.uid, desk.epoch, self._place)
 
     async def climb(self) -> Answered | GaveUp:
         """One turn's answer, or the reason why there is none."""
         try:
             if self._picks_up and (kept := await self._pick_up()):
-                return self._answered(self._models[0], kept)
+                return kept
             return await self._climb()
         finally:
             if self._draft.end():
@@ -113,9 +113,9 @@ class Ladder:
                 if isinstance(step, ModelResponse):
                     return self._answered(model, step)
                 if step == "abort":
-                    return GaveUp(error.kind, str(error), self._wasted, self._wasted_usd)
+                    return GaveUp(error.kind, str(error), self._waste)
             except Exception as error:  # noqa: BLE001 - a model may be anybody's code
-                return GaveUp("internal", describe(error), self._wasted, self._wasted_usd)
+                return GaveUp("internal", describe(error), self._waste)
             at, number = (at + 1, 1) if step == "switch" else (at, number + 1)
 
     async def _attempt(self, model: Model, *, has_next: bool) -> ModelResponse:
@@ -133,6 +133,7 @@ class Ladder:
             raise
         except BaseException:
             self._gates.step_back(entry)
+            self._count_waste(model)
             raise
         self._gates.succeed(entry)
         if response.notes:
@@ -146,8 +147,9 @@ class Ladder:
         if circuit.is_open and quota.is_open:
             return entry
         wait = max(circuit.opens_in, quota.opens_in)
-        if wait > LONGEST_WAIT or (has_next and circuit.opens_in):
-            kind = "overloaded" if circuit.opens_in else "rate_limited"
+        is_tripped = not circuit.is_open and (circuit.opens_in or circuit.is_probed)
+        if wait > LONGEST_WAIT or (has_next and is_tripped):
+            kind = "overloaded" if is_tripped else "rate_limited"
             raise ModelError(
                 f"{model.name} is not asked for another {wait:.0f} s; try later, or give the agent a fallback.",
                 kind=kind,
@@ -156,14 +158,15 @@ class Ladder:
         if wait and self._attempts == 1:
             self._note("model_wait", model=model.name, wait=round(wait, 3), circuit=not circuit.is_open)
         try:
-            return await within(self._clock, self._time_left, self._gates.enter(entry))
+            entering = self._gates.enter(entry)
+            return await within(self._clock, self._time_left, entering, self._gates.step_back)
         except TimeoutError:
             late = f"{model.name} did not get free in time; try later, or give the agent a fallback."
             raise ModelError(late, kind="rate_limited") from None
 
     async def _stream(self, model: Model, request: ModelRequest) -> ModelResponse:
         feed, items, head = self._desk.log.feed, self._items, self._desk.log.state.seq
-        self._draft.begin(items)
+        self._draft.begin(items, model.name, traits_of(model).provider)
         stream = model.stream(request)
         try:
             async for item in stream:
@@ -182,20 +185,20 @@ class Ladder:
     async def _after(self, error: ModelError, at: int, number: int) -> Step | ModelResponse:
         """What follows a failed attempt; waits where there is something to wait for."""
         model = self._models[at]
-        received = receive(self._items)
-        self._count_waste(model)
         wait = _wait_after(error, number)
         if self._entry is not None:
-            self._gates.fail(self._entry, error, min(LONGEST_SHUT, error.retry_after or 0.0) or _clip(wait))
+            self._gates.fail(self._entry, error, max(_clip(wait), min(LONGEST_SHUT, error.retry_after or 0.0)))
+        received = receive(self._items)
         if error.retryable and isinstance(kept := plan_after(received, continues=False), Keep):
             self._note("model_recovery", model=model.name, kind=error.kind, plan="kept")
-            return ModelResponse(kept.parts, "calls")
+            return ModelResponse(kept.parts, "calls", self._estimate(received))
         step = self._own_step(error, at, number, wait)
         if self._on_error is not None:
             step = await self._ask_user(error, at, number, received, step)
             if step == "continue":
                 self._note("model_recovery", model=model.name, kind=error.kind, plan="continued without the rest")
-                return ModelResponse(received.parts)
+                return ModelResponse(received.parts, usage=self._estimate(received))
+        self._count_waste(model)
         wait = _clip(wait) if step == "retry" else None
         what: dict[str, JSON] = {"model": model.name, "attempt": self._attempts, "kind": error.kind, "wait": wait}
         self._note("model_attempt", **what, detail=str(error))
@@ -211,6 +214,9 @@ class Ladder:
 
     def _own_step(self, error: ModelError, at: int, number: int, wait: float | None) -> Step:
         tries = ATTEMPTS_OF_FIRST if at == 0 else 1
+        if error.kind == "rate_limited":
+            # Whoever waits in line with many others is told so more than once.
+            tries = ATTEMPTS_OF_ALL if at == 0 else 1
         if not error.switchable or self._attempts >= ATTEMPTS_OF_ALL:
             return "abort"
         is_shut_out = self._entry is None
@@ -230,7 +236,7 @@ class Ladder:
             self._note("hook_failed", hook="on_model_error", detail=describe(failed))
             return step
         if not isinstance(answer, str):
-            self._models.insert(at + 1, answer)
+            self._models.insert(at + 1, self._desk.world.ready(answer))
             answer = "switch"
         if answer == "switch" and at + 1 == len(self._models):
             answer = "abort"
@@ -263,40 +269,45 @@ class Ladder:
         for item in items:
             self._desk.publish(item)
 
-    async def _pick_up(self) -> ModelResponse | None:
+    async def _pick_up(self) -> Answered | None:
         """Goes on from what a dead predecessor had received of this turn."""
-        self._items = await read_draft(self._desk.world.store, self._desk.log.uid, self._turn)
-        if not self._items:
+        draft = await read_draft(self._desk.world.store, self._desk.log.uid, self._place)
+        if not draft.items:
             return None
-        model = self._models[0]
-        received = receive(self._items)
-        plan = plan_after(received, continues=traits_of(model).continues)
-        self._items = []
-        match plan:
-            case Keep(parts=parts):
-                self._note("model_recovery", model=model.name, kind="crash", plan="kept")
-                return ModelResponse(parts, "calls")
-            case Continue(prefix=prefix):
-                self._note("model_recovery", model=model.name, kind="crash", plan="continued")
-                self._request = replace(self._request, prefix=prefix)
-                self._items = as_items(prefix)
-                self._show(self._items)
-            case Restart():
-                self._note("model_recovery", model=model.name, kind="crash", plan="restarted")
+        asked = next((model for model in self._models if model.name == draft.model), self._models[0])
+        received = receive(draft.items)
+        self._count_lost(asked, draft)
+        if isinstance(plan := plan_after(received, continues=False), Keep):
+            self._note("model_recovery", model=asked.name, kind="crash", plan="kept")
+            parts = plan.parts if traits_of(asked).provider == draft.provider else translate(received).parts
+            return self._answered(asked, ModelResponse(parts, "calls", Usage(estimated=True)))
+        first = traits_of(self._models[0])
+        received = received if first.provider == draft.provider else translate(received)
+        plan = plan_after(received, continues=first.continues)
+        name = "continued" if isinstance(plan, Continue) else "restarted"
+        self._note("model_recovery", model=self._models[0].name, kind="crash", plan=name)
+        if isinstance(plan, Continue):
+            self._request = replace(self._request, prefix=plan.prefix)
+            self._items = as_items(plan.prefix)
+            self._show(self._items)
         return None
 
+    def _count_lost(self, model: Model, draft: Draft) -> None:
+        """What a dead process was paying for; where it had a reservation, that was counted when the run was resumed."""
+        run = self._desk.log.state.run
+        limits = run.limits if run else Limits()
+        if limits.tokens is None and limits.cost_usd is None:
+            self._waste.add(model, self._desk.log.state.context_tokens, draft.items)
+
     def _count_waste(self, model: Model) -> None:
-        """An attempt that had begun to answer is paid for, though nobody says how much."""
-        new = receive(self._items[self._before :])
-        if not new.parts and not (new.open_call or new.open_thought):
-            return
-        wasted = Usage(self._desk.log.state.context_tokens, estimate_tokens(new.parts), estimated=True)
-        cost = model.cost(wasted)
-        self._wasted += wasted
-        self._wasted_usd = None if cost is None or self._wasted_usd is None else self._wasted_usd + cost
+        self._waste.add(model, self._desk.log.state.context_tokens, self._items[self._before :])
+
+    def _estimate(self, received: Received) -> Usage:
+        """Of an answer whose provider did not get to say what it used."""
+        return Usage(self._desk.log.state.context_tokens, estimate_tokens(received.parts), estimated=True)
 
     def _answered(self, model: Model, response: ModelResponse) -> Answered:
-        return Answered(model, response, self._wasted, self._wasted_usd)
+        return Answered(model, response, self._waste)
 
     def _note(self, fact: str, **data: JSON) -> None:
         self._desk.note(Noted(fact, {"turn": self._turn, **data}))
@@ -307,16 +318,18 @@ class Ladder:
 
 
 def _wait_after(error: ModelError, number: int) -> float | None:
-    """Seconds until the next attempt: what the provider asks for and a little more, or back-off with full jitter.
+    """Seconds until the next attempt: back-off with full jitter, or what the provider asks for and a little more.
 
     None where it asks for more than anybody should wait here.
     """
-    if error.retry_after is None:
-        return round(random() * min(LONGEST_WAIT, 0.5 * 2**number), 3)
-    if error.retry_after > LONGEST_WAIT:
+    backoff = random() * min(LONGEST_WAIT, 0.5 * 2**number)
+    asked = error.retry_after
+    if asked is None:
+        return round(backoff, 3)
+    if asked > LONGEST_WAIT:
         return None
-    asked = max(0.0, error.retry_after)
-    return round(asked + random() * min(1.0, asked * 0.1), 3)
+    # Who asks for nothing, or next to it, is not to be asked four times in a moment.
+    return round(max(asked + random() * min(1.0, asked * 0.1), backoff if asked < 1.0 else 0.0), 3)
 
 
 def _clip(wait: float | None) -> float:

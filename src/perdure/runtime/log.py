@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.core.codec import encode_event
 from perdure.core.errors import Conflict, NotFound, Refused, StoreError, UsageError
-from perdure.core.events import Event, ModelFailed, ModelResponded
+from perdure.core.events import Event, ModelFailed, ModelResponded, RunEnded
 from perdure.core.state import SessionState, evolve, new_state
 from perdure.core.views import summarise
 from perdure.ports import Batch, Clock, Entry, Opening, Record, Store
@@ -102,7 +102,7 @@ class SessionLog:
                 entries = tuple(
                     Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)
                 )
-                answered = any(isinstance(event, ModelResponded | ModelFailed) for event in change.events)
+                answered = any(isinstance(event, ModelResponded | ModelFailed | RunEnded) for event in change.events)
                 await self._store.append(
                     Batch(
                         self.uid,

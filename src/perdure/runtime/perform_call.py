@@ -51,11 +51,11 @@ def _prepare(desk: Desk, action: CheckCall) -> CallChecked | tuple[Tool[..., Any
     if tool is None:
         known = ", ".join(desk.binding.tools) or "none"
         return _invalid(action, f"There is no tool {action.name!r}; the tools are: {known}.")
+    state = desk.log.state
     try:
         values = tool.parse(action.arguments)
     except ValueError as error:
         return _invalid(action, f"The arguments do not fit {action.name}: {error}")
-    state = desk.log.state
     view = CallView(action.name, values, tool.effect, state.id, state.tenant, state.data)
     return tool, view, digest_of(action.name, tool.canonical(action.arguments))
 

@@ -21,6 +21,7 @@ from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.gates import traits_of
 from perdure.runtime.ladder import Answered, GaveUp, Ladder
+from perdure.runtime.waste import price_of
 from perdure.runtime.world import schema_key
 
 PLAIN_TEXT = {"type": "string"}
@@ -42,8 +43,10 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
     recourse = next(filter(None, given), desk.binding.agent.on_model_error)
     came = await Ladder(desk, action, models, request, recourse).climb()
     if isinstance(came, GaveUp):
-        cost = came.wasted_usd if came.wasted.total else None
-        return ModelFailed(came.kind, came.detail, wasted=came.wasted, cost_usd=cost)
+        wasted = came.waste.usage
+        return ModelFailed(
+            came.kind, came.detail, wasted=wasted, cost_usd=came.waste.cost_usd if wasted.total else None
+        )
     return _responded(desk, state, run, came)
 
 
@@ -94,7 +97,7 @@ def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -
     calls = bool(message.calls)
     output, invalid = (None, "") if calls else _check_output(desk, run, message.text)
     stop = "calls" if calls and response.stop == "end" else response.stop
-    cost = model.cost(usage)
+    cost = price_of(model, usage)
     if cost is None and run.limits.cost_usd is not None and run.is_priced:
         # Money does not limit what has no price: once in a run, somebody has to be told.
         desk.note(Noted("price_unknown", {"model": model.name, "limit": run.limits.cost_usd}))
@@ -103,10 +106,10 @@ def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -
         model="" if model.name == run.model else model.name,
         stop=stop,
         usage=usage,
-        cost_usd=None if cost is None or came.wasted_usd is None else cost + came.wasted_usd,
+        cost_usd=None if cost is None or came.waste.cost_usd is None else cost + came.waste.cost_usd,
         output=output,
         invalid=invalid,
-        wasted=came.wasted,
+        wasted=came.waste.usage,
     )
 
 

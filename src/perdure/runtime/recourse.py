@@ -38,6 +38,8 @@ async def ask(function: OnModelError, trouble: ModelTrouble, resolve: Callable[[
     if answer is None:
         return trouble.step
     if not isinstance(answer, str):
+        if not callable(getattr(answer, "stream", None)):
+            raise UsageError(f"{answer!r} is no step after a model error; take {', '.join(get_args(Step))} or a model.")
         return answer
     if answer in get_args(Step):
         return cast(Step, answer)

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.messages import JSON
-from perdure.ports import Clock, Model, Store
+from perdure.ports import Clock, Connected, Model, Store
 from perdure.runtime.gates import Gates
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.schema import Codec
@@ -30,6 +30,7 @@ class World:
     middleware: tuple[Middleware, ...] = ()
     models: dict[str, Model] = field(default_factory=dict[str, Model])
     outputs: dict[str, Codec] = field(default_factory=dict[str, Codec])
+    connected: dict[int, Connected] = field(default_factory=dict[int, Connected])
     lent: int = 1
     gates: Gates = field(init=False)
 
@@ -40,6 +41,19 @@ class World:
         if name not in self.models:
             self._keep(name, self.resolve(name))
         return self.models[name]
+
+    def ready(self, model: Model) -> Model:
+        """The same model, prepared; it is closed with everything else."""
+        if isinstance(model, Connected) and id(model) not in self.connected:
+            model.prepare()
+            self.connected[id(model)] = model
+        return model
+
+    async def close(self) -> None:
+        """Connections and processes of the models that were made ready."""
+        connected, self.connected = self.connected, {}
+        for model in connected.values():
+            await model.close()
 
     def lend(self, model: Model, own: Sequence[Model]) -> str:
         """The name by which a run finds a model that was passed to it; a second one of a name gets a number."""
@@ -54,7 +68,7 @@ class World:
         return name
 
     def _keep(self, name: str, model: Model) -> None:
-        self.models[name] = model
+        self.models[name] = self.ready(model)
         if len(self.models) > KEPT_MODELS:
             del self.models[next(iter(self.models))]
 

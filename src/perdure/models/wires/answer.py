@@ -5,6 +5,10 @@ Rule: a call or a thought counts as closed only if the provider said so; only cl
 
 from __future__ import annotations
 
+from typing import cast
+
+from msgspec.structs import replace
+
 from perdure.core.codec import decode_json
 from perdure.core.deltas import CallDelta, ModelDelta, PartClosed, TextDelta, ThinkingDelta
 from perdure.core.errors import ModelError
@@ -136,6 +140,9 @@ class Answer:
         if self.stop is None:
             raise ModelError("The model's answer broke off before its end.", kind="cut")
         parts = tuple(part for piece in self._parts if (part := _part_of(piece)) is not None)
+        if self.stop == "length" and isinstance(last := self._parts[-1] if self._parts else None, _Call):
+            # A call that was cut right behind its name is not one without arguments.
+            parts = (*parts[:-1], replace(cast(ToolCall, parts[-1]), arguments="".join(last.pieces)))
         if self.stop == "length" and not any(isinstance(part, Text | ToolCall) for part in parts):
             raise ModelError(
                 "The model reached its output limit before it said anything; raise max_tokens or lower thinking.",

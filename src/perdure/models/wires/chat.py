@@ -45,7 +45,7 @@ from perdure.models.wires.openai_parts import (
     words_of,
 )
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
-from perdure.models.wires.wire import Failure, Files, Reader, call_id, without_none, write_messages
+from perdure.models.wires.wire import Failure, Files, Reader, call_id, spoken, with_extra, without_none, write_messages
 from perdure.ports import ModelRequest
 
 
@@ -91,7 +91,9 @@ class ChatWire:
         if self.takes_stream_options:
             fields["stream_options"] = {"include_usage": True}
         prefix = self._prefix(request, fields) if request.prefix else b""
-        return compose(b"messages", (head, *messages, prefix), fields | request.settings.extra)
+        return compose(
+            b"messages", (head, *messages, prefix), with_extra(fields, request.settings.extra, reserved="messages")
+        )
 
     def from_wire(self, request: ModelRequest) -> Reader:
         answer = Answer()
@@ -161,8 +163,8 @@ class ChatWire:
         match message:
             case UserMessage(parts=parts):
                 return line({"role": "user", "content": _content(parts, files)})
-            case AssistantMessage():
-                return self._write_answer(message)
+            case AssistantMessage(parts=parts):
+                return self._write_answer(message) if spoken(parts) else b""
             case ToolMessage(results=results) if self.tools == "json":
                 parts = [part for result in results for part in _as_turn(result)]
                 return line({"role": "user", "content": _content(parts, files)})

@@ -32,7 +32,9 @@ from perdure.models.wires.wire import (
     call_id,
     encode,
     object_of,
+    spoken,
     unshown,
+    with_extra,
     without_comma,
     without_none,
     write_messages,
@@ -102,7 +104,7 @@ def _head(wire: GeminiWire, request: ModelRequest) -> dict[str, JSON]:
         "toolConfig": _choice_of(request, forced) if declared else None,
         "generationConfig": _config_of(wire, request, forced) or None,
     }
-    return without_none(fields) | request.settings.extra
+    return with_extra(without_none(fields), request.settings.extra, reserved="contents")
 
 
 def _config_of(wire: GeminiWire, request: ModelRequest, forced: OutputTool | None) -> dict[str, JSON]:
@@ -181,7 +183,7 @@ def _write_message(message: Message, wire: GeminiWire, files: Files) -> bytes:
 def _write_answer(message: AssistantMessage, is_own: bool) -> list[JSON]:
     written: list[JSON] = []
     has_call = False
-    for part in message.parts:
+    for part in spoken(message.parts):
         signed: dict[str, JSON] = {}
         extras = cast(JSON, None) if isinstance(part, Thinking) else part.extras
         if is_own and isinstance(extras, dict) and "thoughtSignature" in extras:

@@ -35,7 +35,9 @@ from perdure.models.wires.wire import (
     call_id,
     encode,
     object_of,
+    spoken,
     unshown,
+    with_extra,
     without_comma,
     without_none,
     write_messages,
@@ -148,7 +150,7 @@ def _head(wire: MessagesWire, request: ModelRequest, model: str) -> dict[str, JS
         "top_k": settings.top_k,
         "stop_sequences": list(settings.stop) or None,
     }
-    return without_none(fields) | settings.extra
+    return with_extra(without_none(fields), settings.extra, reserved="messages")
 
 
 def _marked(block: dict[str, JSON], marks: bool) -> list[JSON]:
@@ -243,7 +245,7 @@ def _write_message(message: Message, name: str, files: Files) -> bytes:
             blocks = _write_parts(parts, files) or [{"type": "text", "text": "(nothing)"}]
         case AssistantMessage(parts=parts, provider=provider):
             role = "assistant"
-            blocks = [block for part in parts if (block := _write_answer(part, provider == name)) is not None]
+            blocks = [block for part in spoken(parts) if (block := _write_answer(part, provider == name)) is not None]
         case ToolMessage(results=results):
             role = "user"
             blocks = [_write_result(result, files) for result in results]

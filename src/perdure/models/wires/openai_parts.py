@@ -12,7 +12,7 @@ from perdure.core.codec import decode_json, encode_json
 from perdure.core.messages import JSON, Media, Text
 from perdure.core.specs import Effort
 from perdure.models.wires.output_tool import WRAPPED
-from perdure.models.wires.wire import Files, encode
+from perdure.models.wires.wire import Files, encode, unshown
 from perdure.ports import ModelRequest
 
 NO_PARAMETERS: JSON = {"type": "object", "properties": {}}
@@ -23,6 +23,7 @@ _STRICT_WORDS = {
     *("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"),
 }
 _TEXTS = ("text/", "application/json", "application/xml")
+_IMAGES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
 _EXTENSIONS = {"application/pdf": ".pdf", "application/json": ".json", "text/csv": ".csv", "text/plain": ".txt"}
 
 
@@ -89,10 +90,11 @@ def file_name(part: Media) -> str:
 
 
 def text_document(part: Media, files: Files) -> str | None:
-    """A document of plain text as words, since file parts are for PDF and its like."""
-    if part.kind != "document" or not part.media_type.startswith(_TEXTS):
-        return None
-    return f"{file_name(part)}:\n{files[part.artifact].decode('utf-8', 'replace')}"
+    """A file in words: plain text as it is, a note for what the API does not take; None for pictures and PDF."""
+    if part.kind == "document" and part.media_type.startswith(_TEXTS):
+        return f"{file_name(part)}:\n{files[part.artifact].decode('utf-8', 'replace')}"
+    is_taken = part.media_type in _IMAGES if part.kind == "image" else part.media_type == "application/pdf"
+    return None if is_taken else unshown(part)
 
 
 def readable_arguments(arguments: str) -> str:
@@ -144,7 +146,7 @@ def is_strict(schema: JSON) -> bool:
             fields = cast(dict[str, JSON], schema)
         case _:
             return False
-    if not fields or not fields.keys() <= _STRICT_WORDS:
+    if not fields.keys() <= _STRICT_WORDS or not fields.keys() & {"type", "anyOf"}:
         return False
     properties = cast(dict[str, JSON], fields.get("properties", {}))
     if fields.get("type") == "object":

@@ -43,7 +43,16 @@ from perdure.models.wires.openai_parts import (
 )
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
 from perdure.models.wires.responses_reader import ResponsesReader
-from perdure.models.wires.wire import Failure, Files, Reader, call_id, without_none, write_messages
+from perdure.models.wires.wire import (
+    Failure,
+    Files,
+    Reader,
+    call_id,
+    spoken,
+    with_extra,
+    without_none,
+    write_messages,
+)
 from perdure.ports import ModelRequest
 
 
@@ -80,8 +89,8 @@ class ResponsesWire:
             fields["instructions"] = request.instructions
         if self.encrypts:
             fields["include"] = ["reasoning.encrypted_content"]
-        fields |= self._settings(request) | self._tools(request) | request.settings.extra
-        return compose(b"input", items, fields)
+        fields |= self._settings(request) | self._tools(request)
+        return compose(b"input", items, with_extra(fields, request.settings.extra, reserved="input"))
 
     def from_wire(self, request: ModelRequest) -> Reader:
         output = output_of(request.output)
@@ -129,7 +138,7 @@ class ResponsesWire:
                 return line({"type": "message", "role": "user", "content": content})
             case AssistantMessage(parts=parts):
                 is_own = message.provider == self.name
-                items = [item for part in parts if (item := _write_item(part, is_own=is_own)) is not None]
+                items = [item for part in spoken(parts) if (item := _write_item(part, is_own=is_own)) is not None]
                 return b"".join(map(line, items))
             case ToolMessage(results=results):
                 return b"".join(line(_write_result(result, files)) for result in results)

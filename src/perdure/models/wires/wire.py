@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
 from perdure.core.codec import decode_json
 from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelErrorKind
-from perdure.core.messages import JSON, Media, Message, ToolMessage, UserMessage
+from perdure.core.messages import JSON, AnswerPart, Media, Message, Text, ToolCall, ToolMessage, UserMessage
 from perdure.core.shared import Buffer
 from perdure.ports import ModelRequest, ModelResponse
 
@@ -135,6 +135,19 @@ def media_of(messages: Sequence[Message]) -> set[str]:
     return found
 
 
+def spoken(parts: Sequence[AnswerPart]) -> Sequence[AnswerPart]:
+    """An answer up to its last word or call: providers refuse one that ends with a thought."""
+    for end in range(len(parts), 0, -1):
+        match parts[end - 1]:
+            case Text(text=text, extras=extras) if text.strip() or extras is not None:
+                return parts[:end]
+            case ToolCall():
+                return parts[:end]
+            case _:
+                pass
+    return ()
+
+
 def object_of(arguments: str) -> JSON:
     """Arguments as an object, which some APIs want; what the model wrote instead is shown to it as it was."""
     try:
@@ -147,6 +160,22 @@ def object_of(arguments: str) -> JSON:
 def unshown(media: Media) -> str:
     """What stands for a file of a type that a provider does not take."""
     return f"[{media.name or 'a file'} of type {media.media_type} cannot be shown here]"
+
+
+def with_extra(fields: dict[str, JSON], extra: dict[str, JSON], *, reserved: str) -> dict[str, JSON]:
+    """The fields with what the settings add: objects are merged, all else replaced. The conversation is not theirs."""
+    if reserved in extra:
+        raise ValueError(f"extra has {reserved}, which is the conversation")
+    return _merged(fields, extra)
+
+
+def _merged(one: dict[str, JSON], other: dict[str, JSON]) -> dict[str, JSON]:
+    merged = dict(one)
+    for name, value in other.items():
+        known = merged.get(name)
+        is_deeper = isinstance(known, dict) and isinstance(value, dict)
+        merged[name] = _merged(cast(dict[str, JSON], known), cast(dict[str, JSON], value)) if is_deeper else value
+    return merged
 
 
 def without_none(fields: dict[str, JSON]) -> dict[str, JSON]:

@@ -1,0 +1,37 @@
+"""What attempts that came to nothing have cost: nobody says, so it is estimated, and an unknown price stays unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.core.deltas import ModelDelta
+from perdure.core.messages import Usage, estimate_tokens
+from perdure.ports import Model
+from perdure.runtime.recovery import receive
+
+
+def price_of(model: Model, usage: Usage) -> float | None:
+    """A price function is anybody's code: one that fails does not know the price."""
+    try:
+        return model.cost(usage)
+    except Exception:  # noqa: BLE001 - a price function is user code
+        return None
+
+
+class Waste:
+    """The sum over one turn's attempts."""
+
+    __slots__ = ("cost_usd", "usage")
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+        self.cost_usd: float | None = 0.0
+
+    def add(self, model: Model, prompt: int, items: Sequence[ModelDelta]) -> None:
+        """An attempt that had begun to answer is paid for: the prompt, and what had come."""
+        if not items:
+            return
+        wasted = Usage(prompt, estimate_tokens(receive(items).parts), estimated=True)
+        cost = price_of(model, wasted)
+        self.usage += wasted
+        self.cost_usd = None if cost is None or self.cost_usd is None else self.cost_usd + cost
