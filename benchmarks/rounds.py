@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -121,6 +122,28 @@ async def rounds(url: str, port: int) -> tuple[float, ...]:
     return tuple((marks[at + SPAN] - marks[at]) / SPAN for at in MARKS)
 
 
+async def rounds_by_hand(port: int) -> tuple[float, ...]:
+    """The same rounds by the shortest code that does them: no log, no checks, no second session."""
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    history = [b'{"role":"user","content":"go"}']
+    marks: list[float] = []
+    for _ in range(ROUNDS + 1):
+        marks.append(time.process_time())
+        body = b'{"model":"bench","stream":true,"messages":[' + b",".join(history) + b"]}"
+        head = b"POST /calls HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await reader.readuntil(b"\r\n\r\n")
+        answer = await reader.readexactly(int(await reader.readline(), 16) + len(b"\r\n0\r\n\r\n"))
+        first = decode(answer.split(b"\n\n", 1)[0][6:])
+        (called,) = first["choices"][0]["delta"]["tool_calls"]
+        result = await work(**json.loads(called["function"]["arguments"]))
+        history.append(msgspec.json.encode({"role": "assistant", "tool_calls": [called]}))
+        history.append(msgspec.json.encode({"role": "tool", "tool_call_id": called["id"], "content": result}))
+    writer.close()
+    return tuple((marks[at + SPAN] - marks[at]) / SPAN for at in MARKS)
+
+
 async def crowd(url: str, port: int, sessions: int, turns: int) -> float:
     """Rounds per CPU second with so many sessions at once."""
     agent = Agent(name="bench", model=asking(port, "calls"), tools=[work], limits=Limits(turns=turns))
@@ -203,6 +226,9 @@ async def main() -> None:
         print(
             f"a chunk             {chunk * 1e6:7.2f} µs CPU to the consumer ({chunk / floor:.1f} x; limit 12 µs, 5 x)"
         )
+        by_hand = [await rounds_by_hand(port) for _ in range(5)]
+        early, late = (min(figures) for figures in zip(*by_hand, strict=True))
+        print(f"a round by hand        turn 10: {early * 1e3:.3f}, turn 400: {late * 1e3:.3f} ms CPU")
         for name, make, limit in (("memory", lambda: "memory:", 0.45), ("sqlite, alone", lambda: next(fresh), 1.1)):
             runs = [await rounds(make(), port) for _ in range(5)]
             early, late = (min(figures) for figures in zip(*runs, strict=True))

@@ -43,11 +43,39 @@ class Draft(Plain, frozen=True):
 _decoder: msgspec.json.Decoder[DraftChunk] = msgspec.json.Decoder(DraftChunk)
 
 
+class DraftTimer:
+    """One timer for the drafts of all sessions: a stream that ends within the second costs none."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._writers: set[DraftWriter] = set()
+        self._timer: Timer | None = None
+
+    def add(self, writer: DraftWriter) -> None:
+        self._writers.add(writer)
+        if self._timer is None:
+            self._timer = self._clock.call_later(SAVE_EVERY, self._tick)
+
+    def discard(self, writer: DraftWriter) -> None:
+        self._writers.discard(writer)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = self._clock.call_later(SAVE_EVERY, self._tick) if self._writers else None
+        now = self._clock.monotonic()
+        for writer in self._writers:
+            writer.save(now)
+
+
 class DraftWriter:
     """Saves a growing list of deltas, of which it sees the new ones once a second."""
 
     __slots__ = (
-        "_clock",
+        "_began",
         "_epoch",
         "_fresh",
         "_items",
@@ -61,9 +89,10 @@ class DraftWriter:
         "_timer",
     )
 
-    def __init__(self, store: Store, clock: Clock, session: str, epoch: int, place: tuple[int, int]) -> None:
+    def __init__(self, store: Store, timer: DraftTimer, session: str, epoch: int, place: tuple[int, int]) -> None:
         self._store = store
-        self._clock = clock
+        self._timer = timer
+        self._began = 0.0
         self._session = session
         self._epoch = epoch
         self._place = place
@@ -71,22 +100,19 @@ class DraftWriter:
         self._items: Sequence[ModelDelta] = ()
         self._saved = 0
         self._fresh = True
-        self._timer: Timer | None = None
         self._saving: asyncio.Task[None] | None = None
 
-    def begin(self, items: Sequence[ModelDelta], model: str, provider: str) -> None:
+    def begin(self, items: Sequence[ModelDelta], model: str, provider: str, now: float) -> None:
         """Follows this list from now on; a list that it followed before goes on, another one is a new draft."""
+        self._began = now
         if items is not self._items or model != self._model:
             self._items, self._fresh, self._saved = items, True, 0
             self._model, self._provider = model, provider
-        if self._timer is None:
-            self._timer = self._clock.call_later(SAVE_EVERY, self._tick)
+        self._timer.add(self)
 
     def end(self) -> bool:
         """Stops saving; True if something of it is still under way."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.discard(self)
         return self._saving is not None and not self._saving.done()
 
     async def settle(self) -> None:
@@ -94,10 +120,10 @@ class DraftWriter:
         if self._saving is not None:
             await asyncio.wait((self._saving,))
 
-    def _tick(self) -> None:
-        self._timer = self._clock.call_later(SAVE_EVERY, self._tick)
+    def save(self, now: float) -> None:
+        """What is new, unless the stream has only begun or the last save is still under way."""
         is_busy = self._saving is not None and not self._saving.done()
-        if is_busy or len(self._items) == self._saved:
+        if is_busy or len(self._items) == self._saved or now - self._began < SAVE_EVERY:
             return
         new = tuple(self._items[self._saved :])
         chunk = DraftChunk(*self._place, self._model, self._provider, new, self._fresh)

@@ -132,6 +132,7 @@ class Gates:
         self._quotas: dict[str, Gate] = {}
         self._circuits: dict[str, Gate] = {}
         self._failures: dict[str, int] = {}
+        self._entries: dict[tuple[str, str], Entry] = {}
 
     def quota(self, model: Model) -> Gate:
         return self._gate(self._quotas, traits_of(model).quota or model.name)
@@ -141,7 +142,11 @@ class Gates:
 
     def approach(self, model: Model) -> Entry:
         """Where an attempt has to pass; it may go ahead if both gates are open."""
-        return Entry(model.name, self.circuit(model), self.quota(model))
+        key = (model.name, traits_of(model).quota)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(model.name, self.circuit(model), self.quota(model))
+        return entry
 
     async def enter(self, entry: Entry) -> Entry:
         """Waits until both gates let this one through; leaves neither with a probe that never answers."""

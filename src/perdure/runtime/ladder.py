@@ -90,7 +90,7 @@ class Ladder:
         self._before = 0
         self._began = self._clock.monotonic()
         self._waste = desk.waste = Waste()
-        self._draft = DraftWriter(desk.world.store, self._clock, desk.log.uid, desk.epoch, self._place)
+        self._draft = DraftWriter(desk.world.store, desk.world.drafts, desk.log.uid, desk.epoch, self._place)
 
     async def climb(self) -> Answered | GaveUp:
         """One turn's answer, or the reason why there is none."""
@@ -166,7 +166,7 @@ class Ladder:
 
     async def _stream(self, model: Model, request: ModelRequest) -> ModelResponse:
         feed, items, head = self._desk.log.feed, self._items, self._desk.log.state.seq
-        self._draft.begin(items, model.name, traits_of(model).provider)
+        self._draft.begin(items, model.name, traits_of(model).provider, self._clock.monotonic())
         stream = model.stream(request)
         try:
             async for item in stream:

@@ -9,6 +9,7 @@ from typing import Any
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.messages import JSON
 from perdure.ports import Clock, Connected, Model, Store
+from perdure.runtime.drafts import DraftTimer
 from perdure.runtime.gates import Gates
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.schema import Codec
@@ -33,9 +34,11 @@ class World:
     connected: dict[int, Connected] = field(default_factory=dict[int, Connected])
     lent: int = 1
     gates: Gates = field(init=False)
+    drafts: DraftTimer = field(init=False)
 
     def __post_init__(self) -> None:
         self.gates = Gates(self.clock)
+        self.drafts = DraftTimer(self.clock)
 
     def model(self, name: str) -> Model:
         if name not in self.models:
@@ -50,7 +53,8 @@ class World:
         return model
 
     async def close(self) -> None:
-        """Connections and processes of the models that were made ready."""
+        """Connections and processes of the models that were made ready, and the timer of drafts."""
+        self.drafts.close()
         connected, self.connected = self.connected, {}
         for model in connected.values():
             await model.close()
