@@ -35,6 +35,7 @@ MANY_PARAMETERS = {
     "cli/run.py:_run",
     # What one run may have of its own: the surface names each of them.
     "runtime/session.py:run",
+    "runtime/session.py:start",
 }
 """Where more than eight parameters are right; every entry says why."""
 

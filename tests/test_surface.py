@@ -48,6 +48,7 @@ SURFACE = [
 
 KINDS = [
     "AgentPinned",
+    "CallAdvanced",
     "CallChecked",
     "CallDecided",
     "CallEnded",

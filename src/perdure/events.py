@@ -2,6 +2,7 @@
 
 from perdure.core.events import (
     AgentPinned,
+    CallAdvanced,
     CallChecked,
     CallDecided,
     CallEnded,
@@ -23,6 +24,7 @@ from perdure.core.events import (
 
 __all__ = [
     "AgentPinned",
+    "CallAdvanced",
     "CallChecked",
     "CallDecided",
     "CallEnded",

@@ -25,6 +25,7 @@ from perdure.core.commands import ChangeSettings, Command, ContinueRun, Decide, 
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import (
     AgentPinned,
+    CallAdvanced,
     CallChecked,
     CallEnded,
     CallStarted,
@@ -51,6 +52,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "keyed": {"effect": "idempotent"},
     "once": {"effect": "once"},
     "told": {"effect": "once", "on_unknown": "tell"},
+    "operate": {"effect": "resumable"},
     "line": {"effect": "once", "sequential": True},
     "ask": {"effect": "once", "verdict": "ask"},
     "expires": {"effect": "read", "verdict": "ask", "expires": 20.0},
@@ -171,6 +173,8 @@ class Simulation:
                 tool = TOOLS[name]
                 on_unknown = tool.get("on_unknown", "ask")
                 self.append(CallStarted(call, tool["effect"], attempt, f"key{call}", on_unknown))
+                if tool["effect"] == "resumable" and not action.operation and random.random() < 0.7:
+                    self.append(CallAdvanced(call, f"operation {call}"))
                 self.flights[call] = action
             case SuspendCall(call=call, pause=pause, kind=kind, prompt=prompt):
                 wait = self._tool_of(call).get("expires") if kind == "approval" else None

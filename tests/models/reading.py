@@ -78,14 +78,16 @@ def check_read(got: Read) -> None:
             assert part.name
             json.loads(part.arguments)
     if isinstance(got.end, ModelResponse):
-        # A call that the output limit cut right behind its name was closed, but is not one without arguments.
-        cut = ToolCall(0, last.name, "{}", last.id, last.extras) if (last := _cut_call(got.end)) else None
+        cut = cut_call(got.end)
         assert all(part in got.end.parts or part == cut for part in got.closed)
 
 
-def _cut_call(response: ModelResponse) -> ToolCall | None:
+def cut_call(response: ModelResponse) -> ToolCall | None:
+    """A call that the output limit cut right behind its name: as it was closed, though it is not one without arguments."""
     last = response.parts[-1] if response.parts else None
-    return last if isinstance(last, ToolCall) and not last.arguments and response.stop == "length" else None
+    if not isinstance(last, ToolCall) or last.arguments or response.stop != "length":
+        return None
+    return ToolCall(0, last.name, "{}", last.id, last.extras)
 
 
 def check_cuts(make: MakeReader, data: bytes, prefix_kinds: set[str]) -> None:

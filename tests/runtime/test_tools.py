@@ -547,7 +547,7 @@ async def generating_soon(n: int) -> AsyncIterator[int]:
         (lambda: tool(double.function, key="order"), "key='order'"),
         (lambda: tool(double.function, name="a b"), "'a b'"),
         (lambda: tool(double.function, name="x" * 65), "letters"),
-        (lambda: tool(double.function, retries=3), "no option 'retries'"),
+        (lambda: tool(double.function, attempts=3), "no option 'attempts'"),
         (lambda: tool(lambda n: n), "<lambda>"),
         (lambda: tool(generating), "generator"),
         (lambda: tool(generating_soon), "generator"),

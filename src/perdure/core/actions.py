@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from perdure.core.events import Event, PauseKind
-from perdure.core.messages import Plain
-from perdure.core.specs import ModelSettings
+from perdure.core.messages import JSON, Plain
+from perdure.core.specs import ModelSettings, NextTurn
 
 
 class AppendEvents(Plain, frozen=True):
@@ -33,6 +33,7 @@ class CallModel(Plain, frozen=True):
     final: bool = False
     model: str = ""
     settings: ModelSettings | None = None
+    next: NextTurn | None = None
 
 
 class CheckCall(Plain, frozen=True):
@@ -51,6 +52,7 @@ class SuspendCall(Plain, frozen=True):
     pause: int
     kind: PauseKind
     prompt: str = ""
+    response: JSON = None
 
 
 class RunTool(Plain, frozen=True):
@@ -61,6 +63,8 @@ class RunTool(Plain, frozen=True):
     arguments: str
     attempt: int = 1
     digest: str = ""
+    bound: str = ""
+    operation: str = ""
 
 
 class AbortModel(Plain, frozen=True):

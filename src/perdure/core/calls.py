@@ -9,11 +9,11 @@ from typing import Literal, assert_never
 
 from msgspec.structs import replace
 
-from perdure.core.events import CallChecked, CallDecided, CallEnded, CallStarted, CallSuspended
-from perdure.core.messages import Plain
-from perdure.core.specs import Effect, OnUnknown, Verdict
+from perdure.core.events import CallAdvanced, CallChecked, CallDecided, CallEnded, CallStarted, CallSuspended
+from perdure.core.messages import JSON, Plain
+from perdure.core.specs import Effect, OnUnknown, ToolKind, Verdict
 
-CallFact = CallChecked | CallSuspended | CallDecided | CallStarted | CallEnded
+CallFact = CallChecked | CallSuspended | CallDecided | CallStarted | CallAdvanced | CallEnded
 
 CallStatus = Literal[
     "proposed",  # the model wrote it; nobody has looked at it yet
@@ -28,7 +28,13 @@ CallStatus = Literal[
     "ended",
 ]
 
-_CHECKED: dict[Verdict, CallStatus] = {"allow": "allowed", "ask": "asked", "deny": "refused", "invalid": "invalid"}
+_CHECKED: dict[Verdict, CallStatus] = {
+    "allow": "allowed",
+    "ask": "asked",
+    "deny": "refused",
+    "invalid": "invalid",
+    "stale": "proposed",
+}
 
 
 class Call(Plain, frozen=True):
@@ -44,6 +50,14 @@ class Call(Plain, frozen=True):
     reason: str = ""
     sequential: bool = False
     approved: bool = False
+    bound: str = ""
+    kind: ToolKind = "function"
+    response: JSON = None
+    snapshot: JSON = None
+    revision: str = ""
+    valid_until: float | None = None
+    operation: str = ""
+    expires_at: float | None = None
     effect: Effect = "once"
     on_unknown: OnUnknown = "ask"
     attempts: int = 0
@@ -59,24 +73,39 @@ def evolve_call(call: Call, event: CallFact) -> Call:
         return call
     match event:
         case CallChecked():
-            return replace(
-                call,
-                status=_CHECKED[event.verdict],
-                digest=event.digest,
-                rule=event.rule,
-                reason=event.reason,
-                sequential=event.sequential,
-            )
+            return _checked(call, event)
         case CallSuspended():
             return replace(call, status="suspended", pause=event, pauses=event.pause, decision=None)
         case CallDecided():
             return _decided(replace(call, decision=event, pause=None), event)
         case CallStarted(effect=effect, on_unknown=on_unknown, attempt=attempt):
             return replace(call, status="started", effect=effect, on_unknown=on_unknown, attempts=attempt)
+        case CallAdvanced(operation=operation, expires_at=expires_at):
+            return replace(call, operation=operation, expires_at=expires_at)
         case CallEnded():
             return replace(call, status="ended", end=event, pause=None)
         case _:
             assert_never(event)
+
+
+def _checked(call: Call, event: CallChecked) -> Call:
+    is_stale = event.verdict == "stale"
+    return replace(
+        call,
+        status=_CHECKED[event.verdict],
+        digest=event.digest,
+        rule=event.rule,
+        reason=event.reason,
+        sequential=event.sequential,
+        bound=event.bound,
+        kind=event.kind,
+        response=event.response,
+        snapshot=event.snapshot,
+        revision=event.revision,
+        valid_until=event.valid_until,
+        approved=call.approved and not is_stale,
+        decision=None if is_stale else call.decision,
+    )
 
 
 def _decided(call: Call, event: CallDecided) -> Call:

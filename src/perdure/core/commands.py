@@ -26,7 +26,7 @@ class ContinueRun(Plain, frozen=True):
 
 
 class Decide(Plain, frozen=True):
-    """Answers one suspended call; `pending` is the id that was shown."""
+    """Answers one suspended call; `pending` is the id that was shown. The same decision `id` again changes nothing."""
 
     pending: str
     decision: DecisionKind
@@ -35,6 +35,13 @@ class Decide(Plain, frozen=True):
     value: JSON = None
     arguments: str | None = None
     remember: str = ""
+    id: str = ""
+
+
+class DecideAll(Plain, frozen=True):
+    """Several decisions at once: all of them, or none."""
+
+    decisions: tuple[Decide, ...]
 
 
 class StopRun(Plain, frozen=True):
@@ -57,4 +64,4 @@ class ExpireCalls(Plain, frozen=True):
     now: float
 
 
-Command: TypeAlias = SendInput | ContinueRun | Decide | StopRun | ChangeSettings | ExpireCalls
+Command: TypeAlias = SendInput | ContinueRun | Decide | DecideAll | StopRun | ChangeSettings | ExpireCalls

@@ -8,11 +8,24 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from perdure.core.messages import JSON, AssistantMessage, Outcome, Part, Plain, StopReason, Usage
-from perdure.core.specs import AgentSpec, Busy, Effect, Limits, ModelSettings, OnUnknown, Overrides, Verdict
+from perdure.core.specs import (
+    AgentSpec,
+    Busy,
+    Effect,
+    Limits,
+    ModelSettings,
+    NextTurn,
+    OnUnknown,
+    Overrides,
+    ToolKind,
+    ToolSpec,
+    Verdict,
+)
 
 EndReason = Literal["completed", "limit", "stopped", "cancelled", "failed", "refusal"]
 PauseKind = Literal["approval", "question", "frontend", "external", "unknown", "listen", "child"]
 DecisionKind = Literal["approve", "deny", "edit", "answer", "retry"]
+DefaultDecision = Literal["approve", "deny", "answer"]
 StopCause = Literal["stop", "cancel", "interrupt", "seconds"]
 
 
@@ -83,6 +96,7 @@ class RunStarted(Plain, frozen=True, tag=True):
     settings: ModelSettings = ModelSettings()
     output: JSON = None
     continues: int | None = None
+    tools: tuple[ToolSpec, ...] = ()
 
 
 class RunResumed(Plain, frozen=True, tag=True):
@@ -149,7 +163,11 @@ class ModelFailed(Plain, frozen=True, tag=True):
 
 
 class CallChecked(Plain, frozen=True, tag=True):
-    """The verdict on a call; `digest` binds what was checked, `rule` says by what."""
+    """The verdict on a call; `digest` is that of its arguments, `rule` says by what.
+
+    `bound` binds everything that an approval is for: tool, arguments, schema, policy, requester, and the `snapshot`
+    that a prepared call showed. A verdict of stale takes an approval back whose binding no longer holds.
+    """
 
     call: int
     verdict: Verdict
@@ -157,16 +175,28 @@ class CallChecked(Plain, frozen=True, tag=True):
     reason: str = ""
     digest: str = ""
     sequential: bool = False
+    bound: str = ""
+    kind: ToolKind = "function"
+    response: JSON = None
+    snapshot: JSON = None
+    revision: str = ""
+    valid_until: float | None = None
 
 
 class CallSuspended(Plain, frozen=True, tag=True):
-    """The call waits for a decision; `pause` counts the call's suspensions, so that a late answer finds no other."""
+    """The call waits for a decision; `pause` counts the call's suspensions, so that a late answer finds no other.
+
+    An answer has to fit `response`. When nobody decides in time, the `default` is decided.
+    """
 
     call: int
     pause: int
     kind: PauseKind
     prompt: str = ""
     expires_at: float | None = None
+    response: JSON = None
+    default: DefaultDecision = "deny"
+    default_value: JSON = None
 
 
 class CallDecided(Plain, frozen=True, tag=True):
@@ -178,6 +208,7 @@ class CallDecided(Plain, frozen=True, tag=True):
     value: JSON = None
     arguments: str | None = None
     remember: str = ""
+    id: str = ""
 
 
 class CallStarted(Plain, frozen=True, tag=True):
@@ -190,14 +221,31 @@ class CallStarted(Plain, frozen=True, tag=True):
     on_unknown: OnUnknown = "ask"
 
 
+class CallAdvanced(Plain, frozen=True, tag=True):
+    """A call under way is now an operation elsewhere, which outlives this process: re-attach, never start again."""
+
+    call: int
+    operation: str
+    expires_at: float | None = None
+
+
 class CallEnded(Plain, frozen=True, tag=True):
-    """The one outcome of a call. `in_doubt`: it may have taken effect although it did not end well."""
+    """The one outcome of a call. `in_doubt`: it may have taken effect although it did not end well.
+
+    `spilled`: the parts show only the ends of a longer text. `ends`: the run is to end with `output`. `changes` are
+    those of the tool's state keys, `next` its wishes for the next turn; they are committed with the outcome.
+    """
 
     call: int
     outcome: Outcome
     parts: tuple[Part, ...] = ()
     in_doubt: bool = False
     seconds: float = 0.0
+    spilled: bool = False
+    ends: bool = False
+    output: JSON = None
+    changes: dict[str, JSON] = {}
+    next: NextTurn | None = None
 
 
 class Noted(Plain, frozen=True, tag=True):
@@ -223,6 +271,7 @@ Event: TypeAlias = (
     | CallSuspended
     | CallDecided
     | CallStarted
+    | CallAdvanced
     | CallEnded
     | Noted
 )

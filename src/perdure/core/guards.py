@@ -5,6 +5,8 @@ Rule: what is counted and what is said follows from the log and the pinned spec 
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from perdure.core.events import CallEnded, ModelResponded
 from perdure.core.messages import Part, Plain, ToolCall
 from perdure.core.specs import Guards
@@ -21,12 +23,22 @@ class Repeat(Plain, frozen=True):
     count: int
 
 
+class Grace(Plain, frozen=True):
+    """The last round of a run whose `tool` has failed `times` in a row: it is turn `turn`."""
+
+    tool: str
+    times: int
+    turn: int
+
+
 class Circles(Plain, frozen=True):
     """What a run has done to no effect so far."""
 
     empty: int = 0
     truncated: int = 0
     repeats: tuple[Repeat, ...] = ()
+    failures: dict[str, int] = {}
+    grace: Grace | None = None
 
 
 def after_answer(circles: Circles, event: ModelResponded) -> Circles:
@@ -35,14 +47,24 @@ def after_answer(circles: Circles, event: ModelResponded) -> Circles:
     if not (is_empty or circles.empty or circles.truncated):
         return circles
     truncated = circles.truncated if has_calls and event.stop == "length" else 0
-    return Circles(circles.empty + 1 if is_empty else 0, truncated, circles.repeats)
+    return replace(circles, empty=circles.empty + 1 if is_empty else 0, truncated=truncated)
 
 
 def after_results(circles: Circles, *, was_cut: bool) -> Circles:
     """`was_cut`: a call of the turn was refused because the output limit had cut it; others of the turn were not."""
     if was_cut:
-        return Circles(circles.empty, circles.truncated + 1, circles.repeats)
-    return Circles(circles.empty, 0, circles.repeats) if circles.truncated else circles
+        return replace(circles, truncated=circles.truncated + 1)
+    return replace(circles, truncated=0) if circles.truncated else circles
+
+
+def grace_of(circles: Circles, limit: int | None, turn: int) -> Grace | None:
+    """The grace round that a tool's failures in a row lead to, once in a run."""
+    if circles.grace is not None or limit is None:
+        return circles.grace
+    for tool, times in circles.failures.items():
+        if times >= limit:
+            return Grace(tool, times, turn + 1)
+    return None
 
 
 def after_call(circles: Circles, name: str, digest: str, event: CallEnded) -> Circles:
@@ -50,7 +72,11 @@ def after_call(circles: Circles, name: str, digest: str, event: CallEnded) -> Ci
     same = known is not None and known.parts == event.parts
     repeat = Repeat(name, digest, event.parts, known.count + 1 if same and known else 1)
     others = tuple(r for r in circles.repeats if r is not known)
-    return Circles(circles.empty, circles.truncated, (*others, repeat)[-REMEMBERED_CALLS:])
+    has_failed = event.outcome in ("error", "timeout")
+    failures = circles.failures
+    if has_failed or name in failures:
+        failures = {**failures, name: failures.get(name, 0) + 1 if has_failed else 0}
+    return replace(circles, repeats=(*others, repeat)[-REMEMBERED_CALLS:], failures=failures)
 
 
 def nudge_answer(circles: Circles, guards: Guards) -> str:
@@ -63,6 +89,9 @@ def nudge_answer(circles: Circles, guards: Guards) -> str:
 
 def nudge_results(circles: Circles, guards: Guards) -> str:
     """What to tell the model behind the results of a turn, one step before a guard ends the run."""
+    if circles.grace is not None:
+        tool, times = circles.grace.tool, circles.grace.times
+        return f"{tool} has failed {times} times in a row. This is the last round: answer without it."
     limit = guards.truncated_calls
     if limit is not None and 0 < circles.truncated < limit:
         return "Your last tool call was cut off at the output limit and was not carried out. Make it shorter."
@@ -73,8 +102,10 @@ def nudge_results(circles: Circles, guards: Guards) -> str:
     return f"You have called {repeat.name} {times}. Do something else, or answer."
 
 
-def tripped(circles: Circles, guards: Guards) -> str:
-    """Why the run has to end, or nothing."""
+def tripped(circles: Circles, guards: Guards, turn: int, *, has_calls: bool) -> str:
+    """Why the run has to end, or nothing; the grace round may still bring an answer."""
+    if circles.grace is not None and turn >= circles.grace.turn and has_calls:
+        return f"{circles.grace.tool} failed {circles.grace.times} times in a row"
     if guards.empty_answers is not None and circles.empty >= guards.empty_answers:
         return f"loop guard: {circles.empty} empty answers in a row"
     if guards.truncated_calls is not None and circles.truncated >= guards.truncated_calls:

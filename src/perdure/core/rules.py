@@ -19,7 +19,16 @@ from perdure.core.actions import (
     SuspendCall,
 )
 from perdure.core.calls import Call
-from perdure.core.commands import ChangeSettings, Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
+from perdure.core.commands import (
+    ChangeSettings,
+    Command,
+    ContinueRun,
+    Decide,
+    DecideAll,
+    ExpireCalls,
+    SendInput,
+    StopRun,
+)
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import (
     CallChecked,
@@ -32,16 +41,18 @@ from perdure.core.events import (
     SettingsChanged,
     StopRequested,
 )
+from perdure.core.fits import misfit
 from perdure.core.guards import tripped
+from perdure.core.messages import Text
 from perdure.core.outcomes import EXPIRY, end_answered, end_call, end_refused, end_unknown
-from perdure.core.specs import Guards
+from perdure.core.specs import Guards, NextTurn, ToolErrors
 from perdure.core.state import RunState, SessionState, find_call
 
 MAX_REPAIRS = 2
 CUT_OFF = "The call was cut off at the output limit, so it was not carried out."
 
 DECISIONS: dict[PauseKind, tuple[DecisionKind, ...]] = {
-    "approval": ("approve", "deny", "edit"),
+    "approval": ("approve", "deny", "edit", "answer"),
     "unknown": ("answer", "deny", "retry"),
     "question": ("answer", "deny"),
     "frontend": ("answer", "deny"),
@@ -63,17 +74,36 @@ def next_actions(state: SessionState) -> tuple[Action, ...]:
     if run.stop and (end := _end_stopped(run, run.stop)):
         return (AppendEvents((end,)),)
     if run.awaiting == "interrupted" and (run.final or not run.stop):
-        return (CallModel(run.turn, run.attempt + 1, final=run.final),)
+        return (CallModel(run.turn, run.attempt + 1, final=run.final, next=_next_turn(run)),)
+    if run.calls and (end := _end_by_tool(state, run)):
+        return (AppendEvents((end,)),)
     if run.failure and run.failure.kind not in ("limit", "stopped"):
         return _end(run, "failed", f"{run.failure.kind}: {run.failure.detail}")
-    if detail := tripped(run.circles, _guards(state)):
+    if detail := tripped(run.circles, _guards(state), run.turn, has_calls=bool(run.calls)):
         return _end(run, "failed", detail)
     if run.response and not run.calls and (end := _end_answered(state, run)):
         return (AppendEvents((end,)),)
     if limit := exhausted(run):
         return (CallModel(run.turn + 1, final=True),) if _may_answer(run) else _end(run, "limit", limit)
     joining = tuple(queued.input for queued in state.queue if queued.busy == "join")
-    return (CallModel(run.turn + 1, inputs=joining),)
+    return (CallModel(run.turn + 1, inputs=joining, next=_next_turn(run)),)
+
+
+def _next_turn(run: RunState) -> NextTurn | None:
+    return None if run.next == NextTurn() else run.next
+
+
+def _end_by_tool(state: SessionState, run: RunState) -> RunEnded | None:
+    """The end that a call's outcome brings: because it says so, or because the agent puts up with no more failures."""
+    for call in run.calls:
+        if call.end and call.end.ends:
+            return RunEnded(run.run, "completed", f"ended by {call.name}", call.end.output)
+    errors = state.spec.tool_errors if state.spec else ToolErrors()
+    failed = next((call for call in run.calls if call.end and call.end.outcome in ("error", "timeout")), None)
+    if failed and errors.then == "stop":
+        said = " ".join(part.text for part in failed.end.parts if isinstance(part, Text)) if failed.end else ""
+        return RunEnded(run.run, "failed", f"tool: {failed.name}: {said}")
+    return None
 
 
 def _guards(state: SessionState) -> Guards:
@@ -193,8 +223,10 @@ def _call_action(call: Call) -> Action | None:
     match call.status:
         case "proposed":
             return CheckCall(call.ordinal, call.name, call.arguments, call.approved)
+        case "allowed" if call.kind != "function":
+            return SuspendCall(call.ordinal, call.pauses + 1, call.kind, call.reason, call.response)
         case "allowed":
-            return RunTool(call.ordinal, call.name, call.arguments, call.attempts + 1, call.digest)
+            return _run_tool(call)
         case "asked":
             return SuspendCall(call.ordinal, call.pauses + 1, "approval", call.reason)
         case "refused":
@@ -211,10 +243,22 @@ def _call_action(call: Call) -> Action | None:
             assert_never(call.status)
 
 
+def _run_tool(call: Call) -> RunTool:
+    return RunTool(
+        call.ordinal,
+        call.name,
+        call.arguments,
+        call.attempts + 1,
+        call.digest,
+        call.bound,
+        call.operation,
+    )
+
+
 def _after_crash(call: Call) -> Action:
     """The honest continuation of a call whose outcome nobody saw."""
-    if call.effect in ("read", "idempotent"):
-        return RunTool(call.ordinal, call.name, call.arguments, call.attempts + 1, call.digest)
+    if call.effect in ("read", "idempotent") or call.operation:
+        return _run_tool(call)
     if call.on_unknown == "tell":
         return _ended(end_unknown(call))
     prompt = "The process died while this call was under way; nobody knows whether it took effect."
@@ -256,6 +300,8 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
             return _accept_continue(state, command)
         case Decide():
             return _accept_decision(state, command)
+        case DecideAll(decisions=decisions):
+            return tuple(event for decision in decisions for event in _accept_decision(state, decision))
         case StopRun():
             return _accept_stop(state, command)
         case ChangeSettings(model=model, settings=settings):
@@ -303,6 +349,11 @@ def _accept_continue(state: SessionState, command: ContinueRun) -> tuple[Event, 
 
 def _accept_decision(state: SessionState, command: Decide) -> tuple[Event, ...]:
     ordinal, number = _read_pending_id(state, command.pending)
+    earlier = state.decided.get(command.id) if command.id else None
+    if earlier is not None:
+        if earlier == f"{ordinal}-{number}":
+            return ()
+        raise Conflict(f"The decision {command.id!r} was made about another call; give each decision its own id.")
     call = find_call(state.run, ordinal)
     pause = call.pause if call else None
     if pause is None or pause.pause != number:
@@ -318,6 +369,9 @@ def _accept_decision(state: SessionState, command: Decide) -> tuple[Event, ...]:
         raise Refused(f"{pause.kind} takes {' or '.join(allowed)}, not {command.decision}.")
     if command.decision == "edit" and command.arguments is None:
         raise UsageError("An edit needs arguments={…}.")
+    schema = pause.response if command.decision == "answer" else None
+    if schema is not None and (wrong := misfit(schema, command.value)):
+        raise Refused(f"The answer does not fit ({wrong}); answer again.")
     return (
         CallDecided(
             ordinal,
@@ -328,6 +382,7 @@ def _accept_decision(state: SessionState, command: Decide) -> tuple[Event, ...]:
             value=command.value,
             arguments=command.arguments,
             remember=command.remember,
+            id=command.id,
         ),
     )
 
@@ -364,7 +419,14 @@ def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:
 
 def _expire(state: SessionState, now: float) -> tuple[Event, ...]:
     return tuple(
-        CallDecided(call.ordinal, call.pauses, "deny", by=EXPIRY, reason="nobody decided in time")
+        CallDecided(
+            call.ordinal,
+            call.pauses,
+            call.pause.default,
+            by=EXPIRY,
+            reason="nobody decided in time",
+            value=call.pause.default_value,
+        )
         for call in (state.run.calls if state.run else ())
         if call.pause and call.pause.expires_at is not None and call.pause.expires_at <= now
     )

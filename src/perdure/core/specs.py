@@ -10,15 +10,23 @@ from msgspec.structs import replace
 from perdure.core.errors import UsageError
 from perdure.core.messages import JSON, Plain
 
-Effect = Literal["read", "idempotent", "once"]
+Effect = Literal["read", "idempotent", "once", "resumable"]
+ToolKind = Literal["function", "frontend", "external", "question"]
 OnUnknown = Literal["ask", "tell"]
 AtLimit = Literal["stop", "answer"]
 Busy = Literal["join", "queue", "interrupt", "refuse"]
 Effort = Literal["off", "low", "medium", "high"]
-Verdict = Literal["allow", "ask", "deny", "invalid"]
+Verdict = Literal["allow", "ask", "deny", "invalid", "stale"]
 
 
 class ToolSpec(Plain, frozen=True):
+    """A tool as the model sees it, and how a call of it is carried out.
+
+    A function runs here; of the other kinds the result is brought by somebody else: the client that declared it,
+    whoever hands it in, or the person who is asked. `response` is the schema that such a result has to fit. `listens`:
+    the call is prepared before anybody judges it.
+    """
+
     name: str
     description: str = ""
     parameters: JSON = None
@@ -27,6 +35,10 @@ class ToolSpec(Plain, frozen=True):
     sequential: bool = False
     timeout: float | None = None
     asks: bool = False
+    kind: ToolKind = "function"
+    response: JSON = None
+    listens: bool = False
+    retries: int = 0
 
 
 class Limits(Plain, frozen=True):
@@ -95,6 +107,16 @@ class ModelSettings(Plain, frozen=True):
         return replace(self, **changed)
 
 
+class ToolErrors(Plain, frozen=True):
+    """What follows when tools fail: the model is told (default), or the run is stopped.
+
+    `in_a_row`: so many failures of one tool in a row, then the model has one round without it, then the run is stopped.
+    """
+
+    then: Literal["report", "stop"] = "report"
+    in_a_row: int | None = None
+
+
 class AgentSpec(Plain, frozen=True):
     name: str
     model: str = ""
@@ -106,6 +128,7 @@ class AgentSpec(Plain, frozen=True):
     output: JSON = None
     concurrency: int | None = None
     guards: Guards = Guards()
+    tool_errors: ToolErrors = ToolErrors()
 
 
 class Overrides(Plain, frozen=True):
@@ -115,6 +138,23 @@ class Overrides(Plain, frozen=True):
     limits: Limits | None = None
     settings: ModelSettings | None = None
     output: JSON = None
+    tools: tuple[ToolSpec, ...] = ()
+
+
+class NextTurn(Plain, frozen=True):
+    """What a tool wants of the turn after it: tools that the model does not see then, or sees alone, and settings."""
+
+    hide: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    settings: ModelSettings | None = None
+
+    def joined(self, other: NextTurn) -> NextTurn:
+        """The wishes of several calls of one turn, the later one first."""
+        settings = other.settings if self.settings is None else self.settings.merged(other.settings)
+        return NextTurn((*self.hide, *other.hide), self.only if other.only is None else other.only, settings)
+
+    def shows(self, name: str) -> bool:
+        return name not in self.hide and (self.only is None or name in self.only)
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from perdure.core.calls import Call, CallFact, evolve_call
 from perdure.core.events import (
     AgentPinned,
+    CallAdvanced,
     CallChecked,
     CallDecided,
     CallEnded,
@@ -35,7 +36,7 @@ from perdure.core.events import (
     SettingsChanged,
     StopRequested,
 )
-from perdure.core.guards import Circles, after_answer, after_call, after_results, nudge_answer, nudge_results
+from perdure.core.guards import Circles, after_answer, after_call, after_results, grace_of, nudge_answer, nudge_results
 from perdure.core.messages import (
     JSON,
     AnswerPart,
@@ -51,7 +52,7 @@ from perdure.core.messages import (
     estimate_tokens,
 )
 from perdure.core.shared import Buffer, Index
-from perdure.core.specs import AgentSpec, Limits, ModelSettings
+from perdure.core.specs import AgentSpec, Limits, ModelSettings, NextTurn, ToolSpec
 
 
 class RunState(Plain, frozen=True):
@@ -64,6 +65,9 @@ class RunState(Plain, frozen=True):
     settings: ModelSettings = ModelSettings()
     output: JSON = None
     continues: int | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    values: dict[str, JSON] = {}
+    next: NextTurn = NextTurn()
     turn: int = 0
     attempt: int = 0
     awaiting: Literal["", "model", "interrupted"] = ""
@@ -131,6 +135,9 @@ class SessionState(Plain, frozen=True):
     run: RunState | None = None
     early_stop: StopRequested | None = None
     remembered: tuple[Remembered, ...] = ()
+    decided: Index[str, str] = Index()
+    values: dict[str, JSON] = {}
+    has_spilled: bool = False
     model: str = ""
     settings: ModelSettings = ModelSettings()
     usage: Usage = Usage()
@@ -141,7 +148,7 @@ class SessionState(Plain, frozen=True):
 
 def new_state() -> SessionState:
     """The state before the first event; shares nothing with other sessions."""
-    return SessionState(keys=Index(), taken=Index(), ended=Buffer(), history=Buffer())
+    return SessionState(keys=Index(), taken=Index(), decided=Index(), ended=Buffer(), history=Buffer())
 
 
 def evolve(state: SessionState, event: Event) -> SessionState:
@@ -153,11 +160,13 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return _on_responded(replace(state, seq=seq), event)
         case ModelCalled():
             return _on_model_called(replace(state, seq=seq), event)
-        case CallStarted() | CallChecked() | CallSuspended():
+        case CallStarted() | CallAdvanced() | CallChecked() | CallSuspended():
             return replace(state, seq=seq, run=_with_fact(state.run, event))
         case CallDecided():
             remembered = _with_remembered(state, event)
-            return replace(state, seq=seq, run=_with_fact(state.run, event), remembered=remembered)
+            decided = state.decided.add(event.id, _place_of(event)) if event.id else state.decided
+            run = _with_fact(state.run, event)
+            return replace(state, seq=seq, run=run, remembered=remembered, decided=decided)
         case InputAccepted():
             return _on_input(replace(state, seq=seq), event)
         case RunStarted():
@@ -265,6 +274,7 @@ def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
         settings=event.settings,
         output=event.output,
         continues=event.continues,
+        tools=event.tools,
         stop=state.early_stop,
     )
     return replace(_take_inputs(state, event.inputs, event.run), runs=event.run, run=run, early_stop=None)
@@ -318,6 +328,7 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         calls=calls,
         repairs=repairs,
         circles=circles,
+        next=NextTurn(),
         called=run.called + len(calls),
         usage=run.usage + spent,
         cost_usd=run.cost_usd + cost,
@@ -384,9 +395,22 @@ def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
         calls=tuple(evolve_call(c, event) if c is call else c for c in run.calls),
         circles=after_call(run.circles, call.name, call.digest or call.arguments, event),
         seconds=run.seconds + event.seconds,
+        next=run.next.joined(event.next) if event.next else run.next,
+        values=_changed(run.values, event.changes, "run/"),
     )
-    state = replace(state, run=run)
+    values = _changed(state.values, event.changes, "session/")
+    state = replace(state, run=run, values=values, has_spilled=state.has_spilled or event.spilled)
     return _add_results(state, run.calls) if all(c.status == "ended" for c in run.calls) else state
+
+
+def _changed(values: dict[str, JSON], changes: dict[str, JSON], scope: str) -> dict[str, JSON]:
+    """The values of one scope after a call's changes, whose keys say their scope."""
+    own = {name.removeprefix(scope): value for name, value in changes.items() if name.startswith(scope)}
+    return {**values, **own} if own else values
+
+
+def _place_of(event: CallDecided) -> str:
+    return f"{event.call}-{event.pause}"
 
 
 def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
@@ -394,7 +418,11 @@ def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
     if run is not None:
         is_cut = run.response is not None and run.response.stop == "length"
         was_cut = is_cut and bool(calls) and calls[-1].rule == "schema"
-        state = replace(state, run=replace(run, circles=after_results(run.circles, was_cut=was_cut)))
+        circles = after_results(run.circles, was_cut=was_cut)
+        limit = state.spec.tool_errors.in_a_row if state.spec else None
+        grace = grace_of(circles, limit, run.turn)
+        hidden = run.next.joined(NextTurn(hide=(grace.tool,))) if grace and grace is not circles.grace else run.next
+        state = replace(state, run=replace(run, circles=replace(circles, grace=grace), next=hidden))
     results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
     parts: list[Part | AnswerPart] = [part for result in results for part in result.parts]
     history = state.history.add(ToolMessage(results))

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
-from perdure.core.specs import AgentSpec, Limits, ModelSettings
+from perdure.core.specs import AgentSpec, Limits, ModelSettings, ToolErrors
 from perdure.ports import Model
 from perdure.runtime.context import ToolContext
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.policy import Policy
 from perdure.runtime.recourse import OnModelError
 from perdure.runtime.schema import Codec, codec_of
+from perdure.runtime.spill import READ_OUTPUT, read_output
 from perdure.runtime.tools import Tool, as_tool, check_names
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Agent(Generic[OutputT]):
     settings: ModelSettings = field(default_factory=ModelSettings)
     concurrency: int | None = None
     middleware: Sequence[Middleware] = ()
+    tool_errors: ToolErrors = field(default_factory=ToolErrors)
     on_model_error: OnModelError | None = None
 
     def __post_init__(self) -> None:
@@ -85,12 +87,13 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
         settings=agent.settings,
         output=output.schema if output else None,
         concurrency=agent.concurrency,
+        tool_errors=agent.tool_errors,
     )
     return Binding(
         agent=agent,
         spec=spec,
         digest=digest_of(encode_json(spec)),
-        tools={tool.name: tool for tool in tools},
+        tools={READ_OUTPUT: read_output, **{tool.name: tool for tool in tools}},
         data={tool.name: tool.data_codec for tool in tools if tool.data_codec is not None},
         models=models,
         output=output,

@@ -8,7 +8,7 @@ says is shown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from threading import get_ident
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,9 +16,11 @@ import msgspec
 
 from perdure.core.deltas import Delta, ToolEmitted, ToolProgressed
 from perdure.core.errors import UsageError
+from perdure.core.specs import ModelSettings, NextTurn
 from perdure.core.state import SessionState, new_state
 from perdure.runtime.media import Artifacts
 from perdure.runtime.plain import to_plain
+from perdure.runtime.wishes import Prepared, StateKey, Wishes
 
 DepsT = TypeVar("DepsT")
 DataT = TypeVar("DataT")
@@ -28,9 +30,10 @@ T = TypeVar("T")
 class Life:
     """What changes during a call."""
 
-    __slots__ = ("cancelled", "closed", "event", "thread", "waits")
+    __slots__ = ("cancelled", "closed", "event", "thread", "waits", "wishes")
 
     def __init__(self) -> None:
+        self.wishes = Wishes()
         self.cancelled = False
         self.closed = False
         self.thread = get_ident()
@@ -42,6 +45,7 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
     """What a tool may know and do while it runs; made in the loop's thread, once per call.
 
     `session` is the id, `call` the ordinal, `state` a snapshot, `deadline` the clock's time when time is up.
+    `decision` is the value that came with an approval, `prepared` what the tool's listen function had ready.
     """
 
     deps: DepsT = cast(Any, None)
@@ -54,6 +58,8 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
     attempt: int = 1
     state: SessionState = msgspec.field(default_factory=new_state)
     deadline: float | None = None
+    decision: Any = None
+    prepared: Prepared | None = None
     artifacts: Artifacts = msgspec.field(default_factory=Artifacts)
     publish: Callable[[Delta], None] | None = None
     loop: asyncio.AbstractEventLoop | None = None
@@ -63,6 +69,24 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
     def cancelled(self) -> bool:
         """Whether the call shall end: a tool that goes on regardless is left behind."""
         return self.life.cancelled
+
+    def get(self, key: StateKey[T]) -> T:
+        """The value of a state key as it stands for this call."""
+        return self.life.wishes.get(key, self.state)
+
+    def set(self, key: StateKey[T], value: T) -> None:
+        """Changes a state key; it is committed with the call's outcome, or not at all."""
+        self.life.wishes.set(key, value, self.state)
+
+    def end_run(self, output: Any) -> None:
+        """The run ends with this output, as soon as the other calls of the turn have ended."""
+        self.life.wishes.end(to_plain(output))
+
+    def next_turn(
+        self, *, hide: Sequence[str] = (), only: Sequence[str] | None = None, settings: ModelSettings | None = None
+    ) -> None:
+        """Wishes for the next turn alone: tools that are hidden, or shown alone, and model settings."""
+        self.life.wishes.next = NextTurn(tuple(hide), None if only is None else tuple(only), settings)
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         """Shows watchers how far the call is; never in the log."""

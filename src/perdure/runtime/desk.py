@@ -18,7 +18,8 @@ from perdure.runtime.world import World
 class Desk:
     """`note` puts a fact on its way to the log; `contexts` are those of the tools that run now, by call.
 
-    `waste` is what the attempts of the latest model call have cost that came to nothing.
+    `broken_off` are the slots of work that was told to end. `waste` is what those attempts of the latest model call
+    have cost that came to nothing.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Desk:
         self.note = note
         self.epoch = epoch
         self.waste = Waste()
+        self.broken_off: set[int] = set()
         self.contexts: dict[int, ToolContext[Any, Any]] = {}
         self._data: dict[str, Any] = {}
 

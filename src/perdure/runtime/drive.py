@@ -48,7 +48,8 @@ from perdure.runtime.flight import Cause, Flight, slot_of
 from perdure.runtime.limits import find_room
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.perform import perform
-from perdure.runtime.perform_call import check_now, start_of
+from perdure.runtime.perform_call import start_of
+from perdure.runtime.perform_check import check_now
 from perdure.runtime.perform_model import turn_models
 from perdure.runtime.world import World
 
@@ -156,7 +157,7 @@ class Driver:
             case CallModel():
                 change.add((self._intend_model(action, change.after, starts),))
             case RunTool():
-                change.add((self._intend_tool(action, starts),))
+                change.add((self._intend_tool(action, change.after, starts),))
             case CheckCall():
                 if action.call in self._flights or action.call in checking:
                     return False
@@ -194,6 +195,7 @@ class Driver:
                 settings=spec.settings.merged(state.settings).merged(overrides.settings),
                 output=spec.output if overrides.output is None else overrides.output,
                 continues=state.queue[0].continues,
+                tools=overrides.tools,
             )
         )
         return events
@@ -216,18 +218,30 @@ class Driver:
             final=action.final,
         )
 
-    def _intend_tool(self, action: RunTool, starts: list[Flight]) -> Event:
-        intent = start_of(self._desk, action)
+    def _intend_tool(self, action: RunTool, state: SessionState, starts: list[Flight]) -> Event:
+        call = find_call(state.run, action.call)
+        intent = start_of(self._desk, action, call)
         if isinstance(intent, CallStarted):
-            starts.append(Flight(action, key=intent.key, effect=intent.effect))
+            expires_at = call.expires_at if call else None
+            starts.append(Flight(action, key=intent.key, effect=intent.effect, deadline=expires_at))
         return intent
 
     def _suspend(self, action: SuspendCall, state: SessionState) -> Event:
-        name = next((c.name for c in state.run.calls if c.ordinal == action.call), "") if state.run else ""
-        tool = self._binding.tools.get(name)
-        expires = tool.expires if tool and action.kind == "approval" else None
-        expires_at = None if expires is None else self._world.clock.now() + expires
-        return CallSuspended(action.call, action.pause, action.kind, action.prompt, expires_at)
+        call = find_call(state.run, action.call)
+        tool = self._binding.tools.get(call.name) if call else None
+        if tool is None or tool.expires is None or action.kind == "unknown":
+            return CallSuspended(action.call, action.pause, action.kind, action.prompt, response=action.response)
+        default, value = (tool.on_expiry, None) if isinstance(tool.on_expiry, str) else tool.on_expiry
+        return CallSuspended(
+            action.call,
+            action.pause,
+            action.kind,
+            action.prompt,
+            self._world.clock.now() + tool.expires,
+            action.response,
+            default,
+            value,
+        )
 
     def _add_due(self, change: Change) -> None:
         """What the clock says: a run out of time, suspended calls past theirs."""
@@ -283,6 +297,8 @@ class Driver:
         self._flights[slot] = flight
         if isinstance(flight.action, RunTool):
             seconds = self._binding.tools[flight.action.name].timeout
+            if flight.deadline is not None:
+                seconds = max(0.0, flight.deadline - self._world.clock.now())
             if seconds is not None:
                 flight.deadline = self._world.clock.now() + seconds
                 flight.timer = self._world.clock.call_later(seconds, partial(self._break_off, slot, "timeout"))
@@ -322,6 +338,7 @@ class Driver:
         if flight is None or flight.cause or flight.task is None:
             return
         flight.cause = cause
+        self._desk.broken_off.add(slot)
         context = self._desk.contexts.get(slot)
         if context is not None:
             context.cancel()

@@ -26,6 +26,7 @@ class Flight:
         max_tokens: int | None = None,
         key: str = "",
         effect: Effect = "read",
+        deadline: float | None = None,
     ) -> None:
         self.action = action
         self.max_tokens = max_tokens
@@ -33,7 +34,7 @@ class Flight:
         self.effect: Effect = effect
         self.cause: Cause | None = None
         self.landed = False
-        self.deadline: float | None = None
+        self.deadline = deadline
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
 

@@ -12,8 +12,10 @@ from weakref import WeakValueDictionary
 from perdure.core.commands import Command
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StaleEpoch, UsageError
 from perdure.core.events import Event, Origin, SessionOpened
+from perdure.core.fits import check_schema
 from perdure.core.fork import fork_events
 from perdure.core.rules import accept
+from perdure.core.specs import ToolSpec
 from perdure.core.state import RunSummary, SessionState, fold
 from perdure.core.views import Pending, summarise
 from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
@@ -74,6 +76,21 @@ class Host:
     def models_of(self, agent: str) -> tuple[Model, ...]:
         binding = self._bindings.get(agent)
         return binding.models if binding else ()
+
+    def declare(self, agent: str, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+        """Tools that a caller carries out for one run; each has a name of its own and schemas that can be checked."""
+        binding = self._bindings.get(agent)
+        names = {tool.name for tool in binding.spec.tools} if binding else set[str]()
+        for spec in tools:
+            if spec.kind == "function":
+                raise UsageError(f"The tool {spec.name!r} is a function; declare frontend(…) tools for a run.")
+            if spec.name in names:
+                raise UsageError(f"A tool is called {spec.name!r} already; give the one of this run another name.")
+            names.add(spec.name)
+            for schema in (spec.parameters, spec.response):
+                if schema is not None:
+                    check_schema(schema)
+        return tuple(tools)
 
     def require_driver(self, log: SessionLog) -> None:
         """Refuses new work that nobody here could do; without an engine, another process will."""

@@ -13,7 +13,8 @@ from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
 from perdure.runtime.log import as_kept
 from perdure.runtime.middleware import compose
-from perdure.runtime.perform_call import check_call, run_tool
+from perdure.runtime.perform_call import run_tool
+from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_model import call_model, number_calls
 
 

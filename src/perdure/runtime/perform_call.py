@@ -1,4 +1,4 @@
-"""CheckCall and RunTool: arguments, policy and the tool itself; whatever user code does becomes one event."""
+"""RunTool: the intent, the tool itself and its outcome; whatever user code does becomes one event."""
 
 from __future__ import annotations
 
@@ -6,92 +6,60 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from perdure.core.actions import CheckCall, RunTool
+from msgspec.structs import replace
+
+from perdure.core.actions import RunTool
 from perdure.core.calls import Call
 from perdure.core.codec import digest_of
 from perdure.core.errors import ToolError
-from perdure.core.events import CallChecked, CallEnded, CallStarted
+from perdure.core.events import CallAdvanced, CallChecked, CallDecided, CallEnded, CallStarted
 from perdure.core.messages import Part, Text
-from perdure.core.state import find_call
+from perdure.core.state import SessionState, find_call
+from perdure.runtime.clock import sleep
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.media import Artifacts, clean_text, result_parts
-from perdure.runtime.policy import CallView, Judgement, judge, judge_now
+from perdure.runtime.perform_check import bound_of
+from perdure.runtime.spill import spill
 from perdure.runtime.tools import Tool
+from perdure.runtime.wishes import Prepared
+
+MAX_BACKOFF = 10.0
 
 
-def check_now(desk: Desk, action: CheckCall) -> CallChecked | None:
-    """The verdict where no user code has to be awaited; None where it has."""
-    prepared = _prepare(desk, action)
-    if isinstance(prepared, CallChecked):
-        return prepared
-    tool, view, digest = prepared
-    remembered = desk.log.state.remembered
-    try:
-        judgement = judge_now(desk.binding.agent.policy, tool, view, remembered, digest, approved=action.approved)
-    except SystemExit as error:
-        # Raised by a predicate here, in the driver, it would end the program and all its sessions.
-        return CallChecked(action.call, "deny", "check", describe(error))
-    return None if judgement is None else _checked(action, tool, digest, judgement)
+def start_of(desk: Desk, action: RunTool, call: Call | None) -> CallStarted | CallEnded | CallChecked:
+    """The intent to commit before the tool starts; a tool that is gone from the code ends the call instead.
 
-
-async def check_call(desk: Desk, action: CheckCall) -> CallChecked:
-    """The verdict, with the policy's predicates awaited."""
-    prepared = _prepare(desk, action)
-    if isinstance(prepared, CallChecked):
-        return prepared
-    tool, view, digest = prepared
-    remembered = desk.log.state.remembered
-    judgement = await judge(desk.binding.agent.policy, tool, view, remembered, digest, approved=action.approved)
-    return _checked(action, tool, digest, judgement)
-
-
-def _prepare(desk: Desk, action: CheckCall) -> CallChecked | tuple[Tool[..., Any], CallView, str]:
-    tool = desk.binding.tools.get(action.name)
-    if tool is None:
-        known = ", ".join(desk.binding.tools) or "none"
-        return _invalid(action, f"There is no tool {action.name!r}; the tools are: {known}.")
-    state = desk.log.state
-    try:
-        values = tool.parse(action.arguments)
-    except ValueError as error:
-        return _invalid(action, f"The arguments do not fit {action.name}: {error}")
-    view = CallView(action.name, values, tool.effect, state.id, state.tenant, state.data)
-    return tool, view, digest_of(action.name, tool.canonical(action.arguments))
-
-
-def _invalid(action: CheckCall, reason: str) -> CallChecked:
-    return CallChecked(action.call, "invalid", "schema", reason)
-
-
-def _checked(action: CheckCall, tool: Tool[..., Any], digest: str, judgement: Judgement) -> CallChecked:
-    return CallChecked(
-        action.call,
-        judgement.verdict,
-        judgement.rule,
-        judgement.reason,
-        digest,
-        sequential=tool.sequential,
-    )
-
-
-def start_of(desk: Desk, action: RunTool) -> CallStarted | CallEnded:
-    """The intent to commit before the tool starts; a tool that is gone from the code ends the call instead."""
+    What was approved and is not what would run now is taken back: it is judged and asked about again.
+    """
     tool = desk.binding.tools.get(action.name)
     if tool is None:
         return _not_started(action, tool, "the tool no longer exists.")
+    prepared = prepared_of(call)
+    if action.bound and action.bound != bound_of(desk, tool.spec, action.arguments, prepared):
+        return CallChecked(action.call, "stale", "changed", "What was approved has changed since.")
     try:
         key = tool.business_key(tool.parse(action.arguments)) if tool.key is not None else None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - key functions are user code
         return _not_started(action, tool, describe(error))
     key = key or digest_of(desk.log.uid, str(action.call), action.digest)
-    return CallStarted(action.call, tool.effect, action.attempt, key, tool.on_unknown)
+    return CallStarted(action.call, tool.spec.effect, action.attempt, key, tool.on_unknown)
+
+
+def prepared_of(call: Call | None) -> Prepared | None:
+    if call is None or (call.snapshot is None and not call.revision):
+        return None
+    return Prepared(call.snapshot, call.revision, ready=True, valid_until=call.valid_until)
 
 
 async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None) -> CallEnded:
     """Runs the tool and reports its outcome; only the driver's cancellation gets out."""
     tool = desk.binding.tools[action.name]
-    edited = _edited(find_call(desk.log.state.run, action.call))
+    call = find_call(desk.log.state.run, action.call)
+    edited = _edited(call)
+    prepared = prepared_of(call)
+    if prepared is not None and prepared.valid_until is not None and prepared.valid_until < desk.world.clock.now():
+        return _not_started(action, tool, "what was prepared has expired; prepare it again.")
     try:
         values = tool.parse(action.arguments)
         context = _context(desk, action, key, deadline)
@@ -99,9 +67,12 @@ async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None
         return _not_started(action, tool, error)
     desk.contexts[action.call] = context
     try:
-        value = await _invoke(desk, tool, values, context)
-        parts = result_parts(value, context.artifacts)
+        value = await _carry_out(desk, tool, action, values, context)
+        made = result_parts(value, context.artifacts)
+        parts = spill(made, context.artifacts)
         await context.artifacts.flush()
+        ended = _ended(desk, action, (*edited, *parts), context)
+        return replace(ended, spilled=True) if parts != tuple(made) else ended
     except ToolError as error:
         return CallEnded(action.call, "error", (*edited, Text(clean_text(str(error)) or "The tool failed.")))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool is user code: its failure is a fact
@@ -109,7 +80,76 @@ async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None
     finally:
         context.close()
         del desk.contexts[action.call]
-    return CallEnded(action.call, "ok", (*edited, *parts))
+
+
+def _ended(desk: Desk, action: RunTool, parts: tuple[Part, ...], context: ToolContext[Any, Any]) -> CallEnded:
+    wishes = context.life.wishes
+    if wrong := wishes.conflict(action.call, desk.log.state):
+        text = f"{action.name} (call {action.call}) and another call of this turn used the same state: {wrong}."
+        return CallEnded(action.call, "error", (Text(text),), in_doubt=True)
+    return CallEnded(
+        action.call,
+        "ok",
+        parts,
+        ends=wishes.ends,
+        output=wishes.output,
+        changes=wishes.settled(desk.log.state),
+        next=wishes.next,
+    )
+
+
+async def _carry_out(
+    desk: Desk, tool: Tool[..., Any], action: RunTool, values: dict[str, Any], context: ToolContext[Any, Any]
+) -> Any:
+    """The tool's value: at once, after retries, or at the end of the operation that it started."""
+    if tool.attached("check") is not None:
+        return await _operate(desk, tool, action, values, context)
+    failures: list[str] = []
+    while True:
+        try:
+            return await _invoke(desk, tool, dict(values), context)
+        except Exception as error:
+            if len(failures) >= tool.retries:
+                if failures:
+                    tried = "; ".join([*failures, _say(error)])
+                    raise ToolError(f"{tool.name} failed {len(failures) + 1} times: {tried}") from error
+                raise
+            failures.append(_say(error))
+            context.progress(f"failed ({_say(error)}), trying again")
+        await sleep(desk.world.clock, min(MAX_BACKOFF, 0.5 * 2 ** len(failures)))
+
+
+def _say(error: Exception) -> str:
+    return str(error) if isinstance(error, ToolError) else describe(error)
+
+
+async def _operate(
+    desk: Desk, tool: Tool[..., Any], action: RunTool, values: dict[str, Any], context: ToolContext[Any, Any]
+) -> Any:
+    """Starts an operation, or finds it again, and follows it; its id is durable before anybody waits for it."""
+    operation = action.operation
+    if not operation:
+        started = await _invoke(desk, tool, values, context)
+        if not isinstance(started, str) or not started:
+            raise TypeError(f"it has a check function, so it has to return the id of its operation, not {started!r}")
+        operation = started
+        expires_at = context.deadline
+        desk.note(CallAdvanced(action.call, operation, expires_at))
+        await desk.log.until(lambda state: _is_advanced(state, action.call))
+    check, cancel = tool.attached("check"), tool.attached("cancel")
+    assert check is not None
+    try:
+        return await check(operation, context)
+    except asyncio.CancelledError:
+        # A process that only leaves does not end what goes on elsewhere.
+        if cancel is not None and action.call in desk.broken_off:
+            await asyncio.shield(asyncio.ensure_future(cancel(operation, context)))
+        raise
+
+
+def _is_advanced(state: SessionState, ordinal: int) -> bool:
+    call = find_call(state.run, ordinal)
+    return call is None or bool(call.operation)
 
 
 def _context(desk: Desk, action: RunTool, key: str, deadline: float | None) -> ToolContext[Any, Any]:
@@ -125,10 +165,17 @@ def _context(desk: Desk, action: RunTool, key: str, deadline: float | None) -> T
         attempt=action.attempt,
         state=state,
         deadline=deadline,
+        decision=decided.value if (decided := _decision(state, action.call)) else None,
+        prepared=prepared_of(find_call(state.run, action.call)),
         artifacts=Artifacts(desk.world.store, desk.log.uid),
         publish=desk.publish,
         loop=asyncio.get_running_loop(),
     )
+
+
+def _decision(state: SessionState, ordinal: int) -> CallDecided | None:
+    call = find_call(state.run, ordinal)
+    return call.decision if call else None
 
 
 async def _invoke(desk: Desk, tool: Tool[..., Any], values: dict[str, Any], context: ToolContext[Any, Any]) -> Any:

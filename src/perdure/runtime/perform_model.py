@@ -14,6 +14,7 @@ from perdure.core.codec import decode_json
 from perdure.core.errors import UsageError
 from perdure.core.events import Event, ModelFailed, ModelResponded, Noted
 from perdure.core.messages import AnswerPart, AssistantMessage, ToolCall, Usage, estimate_tokens
+from perdure.core.specs import NextTurn, ToolSpec
 from perdure.core.state import RunState, SessionState
 from perdure.core.transcript import transcript
 from perdure.ports import Model, ModelRequest
@@ -21,6 +22,7 @@ from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.gates import traits_of
 from perdure.runtime.ladder import Answered, GaveUp, Ladder
+from perdure.runtime.spill import READ_OUTPUT
 from perdure.runtime.waste import price_of
 from perdure.runtime.world import schema_key
 
@@ -75,19 +77,30 @@ async def _build_request(
         instructions = await text if inspect.isawaitable(text) else text
         if not isinstance(instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
             raise UsageError(f"The instructions returned {type(instructions).__name__}; they have to return text.")
-    settings = run.settings.merged(action.settings)
+    wished = action.next.settings if action.next else None
+    settings = run.settings.merged(wished).merged(action.settings)
     if max_tokens is not None and max_tokens != settings.max_tokens:
         settings = replace(settings, max_tokens=max_tokens)
     return ModelRequest(
         run.model or desk.binding.spec.model,
         instructions,
         transcript(state),
-        () if action.final else desk.binding.spec.tools,
+        () if action.final else _tools_of(desk, state, run, action.next),
         settings,
         None if run.output == PLAIN_TEXT else run.output,
         cache_key=state.uid,
         load=partial(desk.world.store.load_artifact, state.uid),
     )
+
+
+def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | None) -> tuple[ToolSpec, ...]:
+    """The agent's tools, those that a client declared for the run, and one for long results once there was one."""
+    tools = desk.binding.spec.tools
+    if run.tools:
+        tools = (*tools, *run.tools)
+    if state.has_spilled and all(tool.name != READ_OUTPUT for tool in tools):
+        tools = (*tools, desk.binding.tools[READ_OUTPUT].spec)
+    return tools if next is None else tuple(tool for tool in tools if next.shows(tool.name))
 
 
 def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> Event:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
+from msgspec.structs import replace
+
 from perdure.core.codec import digest_of, encode_json
-from perdure.core.commands import ChangeSettings, ContinueRun, Decide, SendInput, StopRun
+from perdure.core.commands import ChangeSettings, ContinueRun, Decide, DecideAll, SendInput, StopRun
 from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict
 from perdure.core.events import DecisionKind, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
-from perdure.core.specs import Busy, Limits, ModelSettings, Overrides
+from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
 from perdure.core.state import SessionState
 from perdure.core.transcript import transcript
 from perdure.core.views import Pending, pending_of
@@ -73,6 +75,7 @@ class Session(Generic[OutputT]):
         limits: Limits | None = None,
         settings: ModelSettings | None = None,
         output: Any = None,
+        tools: Sequence[ToolSpec] = (),
         on_model_error: OnModelError | None = None,
     ) -> RunResult[OutputT]:
         """Sends the input and waits until its run ends or waits; `on_pending` answers decisions in place."""
@@ -84,6 +87,7 @@ class Session(Generic[OutputT]):
             limits=limits,
             settings=settings,
             output=output,
+            tools=tools,
             on_model_error=on_model_error,
         )
         return await self._finish(run, on_pending)
@@ -98,14 +102,18 @@ class Session(Generic[OutputT]):
         limits: Limits | None = None,
         settings: ModelSettings | None = None,
         output: Any = None,
+        tools: Sequence[ToolSpec] = (),
         on_model_error: OnModelError | None = None,
     ) -> Run[OutputT]:
         """Sends the input and returns at once, as soon as it is durable.
 
-        `on_model_error` sees each failed attempt and says what follows; like all code it stays in this process.
+        `tools` are those that the caller itself carries out, for this run. `on_model_error` sees each failed attempt
+        and says what follows; like all code it stays in this process.
         """
         self._host.require_driver(self._log)
         overrides = self._overrides(model, limits, settings, output)
+        if tools:
+            overrides = replace(overrides, tools=self._host.declare(self.agent, tools))
         parts, artifacts = to_parts(input)
         for digest, data in artifacts.items():
             await self._host.world.store.save_artifact(self.uid, digest, data)
@@ -158,6 +166,22 @@ class Session(Generic[OutputT]):
         number = next(event.input for event in events if isinstance(event, InputAccepted))
         return Run(self._host, self._log, number, after=before)
 
+    async def step(self, input: Input | None = None, *, on_pending: OnPending | None = None) -> RunResult[OutputT]:
+        """Exactly one turn: of new work, or of the last run going on; for callers that orchestrate themselves.
+
+        The result waits with what is pending, is completed, or has reached its limit of one turn: then step again.
+        """
+        await self._log.refresh()
+        limits = _one_turn(self._log.state)
+        if input is not None:
+            return await self.run(input, limits=limits, on_pending=on_pending)
+        return await self.resume(limits=limits, on_pending=on_pending)
+
+    async def answer(self, answers: Mapping[str, Any], *, by: str = "") -> None:
+        """Answers several pending questions or calls at once, by their ids: all of them, or none."""
+        decisions = [Decide(pending, "answer", by=by, value=given_plain(value)) for pending, value in answers.items()]
+        await self._host.request(self._log, DecideAll(tuple(decisions)))
+
     async def decide(
         self,
         pending: str,
@@ -168,8 +192,13 @@ class Session(Generic[OutputT]):
         value: Any = None,
         arguments: dict[str, Any] | None = None,
         remember: bool | str = False,
+        id: str = "",
     ) -> None:
-        """Answers a suspended call. It is decided once, by whoever is first; returns when the answer is durable."""
+        """Answers a suspended call. It is decided once, by whoever is first; returns when the answer is durable.
+
+        A `value` that comes with an approval reaches the tool as `ctx.decision`. The same decision `id` again is the
+        same decision.
+        """
         await self._host.request(
             self._log,
             Decide(
@@ -180,6 +209,7 @@ class Session(Generic[OutputT]):
                 value=given_plain(value),
                 arguments=None if arguments is None else encode_json(given_plain(arguments)).decode(),
                 remember="exact" if remember is True else remember or "",
+                id=id,
             ),
         )
 
@@ -278,3 +308,8 @@ class Session(Generic[OutputT]):
         if isinstance(model, str):
             return world.model(model).name
         return world.lend(model, self._host.models_of(self.agent))
+
+
+def _one_turn(state: SessionState) -> Limits:
+    """The agent's limits, but for one turn."""
+    return replace(state.spec.limits if state.spec else Limits(), turns=1)

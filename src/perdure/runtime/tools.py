@@ -11,14 +11,27 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+    cast,
+    get_args,
+    get_type_hints,
+    overload,
+)
 
 import msgspec
 
 from perdure.core.codec import decode_json, encode_json
 from perdure.core.errors import UsageError
+from perdure.core.fits import check_schema
 from perdure.core.messages import JSON
-from perdure.core.specs import Effect, OnUnknown, ToolSpec
+from perdure.core.specs import Effect, OnUnknown, ToolKind, ToolSpec
 from perdure.runtime.context import ToolContext
 from perdure.runtime.plain import to_plain
 from perdure.runtime.policy import Predicate
@@ -44,6 +57,8 @@ else:
     P = ParamSpec("P")
     R = TypeVar("R")
 
+OnExpiry: TypeAlias = Literal["deny", "approve"] | tuple[Literal["answer"], Any]
+
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -51,7 +66,11 @@ class ToolOptions(TypedDict, total=False):
     """What `@tool(…)` takes.
 
     effect: read | idempotent | once (default: at most once, then ask)
-    timeout, expires: seconds, for the call and for an approval
+    kind: function (default) | external | frontend | question: then the function only describes the call and its result,
+        which somebody else brings
+    timeout, expires: seconds, for the call and for a decision about it
+    on_expiry: what is decided when nobody did: "deny" (default), "approve", or ("answer", value)
+    retries: so often a read or idempotent tool is tried again when it fails
     ask: True, or a predicate `(call) -> bool`
     sequential: waits for the calls before it
     on_unknown: after a crash "ask" a person or "tell" the model
@@ -67,6 +86,9 @@ class ToolOptions(TypedDict, total=False):
     description: str | None
     key: Callable[..., str | None] | None
     expires: float | None
+    on_expiry: OnExpiry
+    kind: ToolKind
+    retries: int
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -91,6 +113,9 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     description: str | None = None
     key: Callable[..., str | None] | None = None
     expires: float | None = None
+    on_expiry: OnExpiry = "deny"
+    kind: ToolKind = "function"
+    retries: int = 0
     enclosing: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -107,6 +132,34 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
         """Whether a call has to be awaited; so has one through a plain wrapper around an async function."""
         target = underlying(self.function)
         return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(inspect.unwrap(target))
+
+    def check(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes the tool resumable: it starts an operation and returns its id; this one follows it to its outcome.
+
+        `async def (operation, ctx)` returns the result. After a crash it is called again, the tool itself never.
+        """
+        return self._attach("check", function)
+
+    def cancel(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Ends the operation of a resumable tool whose call is cancelled: `async def (operation, ctx)`."""
+        return self._attach("cancel", function)
+
+    def listen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Prepares calls before anybody judges them: an async generator of the tool's arguments that yields Prepared.
+
+        The policy and whoever approves see the snapshot; the tool finds it in `ctx.prepared`.
+        """
+        return self._attach("listen", function)
+
+    def attached(self, name: str) -> Callable[..., Any] | None:
+        """The function that was given with `@tool.check`, `@tool.cancel` or `@tool.listen`."""
+        return cast("dict[str, Any]", self.__dict__).get(f"_{name}")
+
+    def _attach(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if "_compiled" in self.__dict__:
+            raise UsageError(f"Tool {self.name!r} is in use already; give it its {name} function right behind it.")
+        cast("dict[str, Any]", self.__dict__)[f"_{name}"] = function
+        return function
 
     @property
     def spec(self) -> ToolSpec:
@@ -183,11 +236,15 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             self.name,
             signature.description if self.description is None else self.description,
             _describe(codec.schema, signature),
-            self.effect,
+            "resumable" if self.attached("check") else self.effect,
             self.on_unknown,
             self.sequential,
             self.timeout,
             asks=self.ask is not False,
+            kind=self.kind,
+            response=_response_schema(self.function) if self.kind != "function" else None,
+            listens=self.attached("listen") is not None,
+            retries=self.retries,
         )
         defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
         return Compiled(signature, codec, defaults, _data_codec(signature, label), spec)
@@ -279,6 +336,13 @@ def _check(made: Tool[..., Any]) -> None:
         raise UsageError(f"{label}: ask={made.ask!r}; give True, False or a predicate.")
     if made.key is not None and not callable(made.key):
         raise UsageError(f"{label}: key={made.key!r}; give a function of the tool's arguments.")
+    if made.kind not in get_args(ToolKind):
+        raise UsageError(f"{label}: kind={made.kind!r} is none; take one of {', '.join(get_args(ToolKind))}.")
+    if made.retries < 0 or (made.retries and made.effect not in ("read", "idempotent")):
+        raise UsageError(f"{label}: retries={made.retries}; only what is read or idempotent may be tried again.")
+    is_answer = isinstance(made.on_expiry, tuple) and len(made.on_expiry) == 2 and made.on_expiry[0] == "answer"
+    if made.on_expiry not in ("deny", "approve") and not is_answer:
+        raise UsageError(f"{label}: on_expiry={made.on_expiry!r}; take 'deny', 'approve' or ('answer', value).")
     target = underlying(made.function)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise UsageError(f"{label}: it is a generator; return one result and report on the way with ctx.progress().")
@@ -303,6 +367,17 @@ def _arguments_codec(signature: Signature, label: str) -> Codec:
             except UsageError as error:
                 raise UsageError(f"{label}: the parameter {parameter.name!r}: {error}") from None
         raise UsageError(f"{label}: {whole}") from None
+
+
+def _response_schema(function: Callable[..., Any]) -> JSON:
+    """What the result of a call has to fit that somebody else carries out: its return annotation."""
+    hints = get_type_hints(underlying(function), include_extras=True)
+    returned = hints.get("return", Any)
+    if returned is Any:
+        return None
+    schema = codec_of(returned).schema
+    check_schema(schema)
+    return schema
 
 
 def _data_codec(signature: Signature, label: str) -> Codec | None:

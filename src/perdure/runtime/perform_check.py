@@ -1,0 +1,180 @@
+"""CheckCall: the arguments against the schema, the preparation of a call that listens, then the policy.
+
+Rule 1: nothing with a lasting effect happens here. Rule 2: what an approval is for is bound by one digest.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any, cast
+
+from perdure.core.actions import CheckCall
+from perdure.core.codec import decode_json, digest_of, encode_json
+from perdure.core.deltas import ToolProgressed
+from perdure.core.errors import ToolError
+from perdure.core.events import CallChecked
+from perdure.core.fits import misfit
+from perdure.core.specs import ToolSpec
+from perdure.runtime.clock import within
+from perdure.runtime.desk import Desk, describe
+from perdure.runtime.plain import to_plain
+from perdure.runtime.policy import CallView, Judgement, judge, judge_now
+from perdure.runtime.questions import questions_in, response_schema, show_questions
+from perdure.runtime.tools import Tool
+from perdure.runtime.wishes import Prepared
+
+BETWEEN_UPDATES = 30.0
+LONGEST_LISTENING = 300.0
+
+
+class Case:
+    """A call with arguments that fit, ready to be judged; `tool` is None where a client declared it for its run."""
+
+    __slots__ = ("ask", "digest", "prepared", "spec", "tool", "view")
+
+    def __init__(self, spec: ToolSpec, tool: Tool[..., Any] | None, view: CallView, digest: str) -> None:
+        self.spec = spec
+        self.tool = tool
+        self.view = view
+        self.digest = digest
+        self.ask = tool.ask if tool is not None else False
+        self.prepared: Prepared | None = None
+
+
+def check_now(desk: Desk, action: CheckCall) -> CallChecked | None:
+    """The verdict where no user code has to be awaited; None where it has."""
+    case = _open_case(desk, action)
+    if isinstance(case, CallChecked):
+        return case
+    if case.spec.listens:
+        return None
+    try:
+        judgement = judge_now(
+            desk.binding.agent.policy,
+            case,
+            case.view,
+            desk.log.state.remembered,
+            case.digest,
+            approved=action.approved,
+        )
+    except SystemExit as error:
+        # Raised by a predicate here, in the driver, it would end the program and all its sessions.
+        return CallChecked(action.call, "deny", "check", describe(error))
+    return None if judgement is None else _checked(desk, action, case, judgement)
+
+
+async def check_call(desk: Desk, action: CheckCall) -> CallChecked:
+    """The verdict, with the call prepared and the policy's predicates awaited."""
+    case = _open_case(desk, action)
+    if isinstance(case, CallChecked):
+        return case
+    if case.spec.listens and case.tool is not None:
+        try:
+            case.prepared = await within(desk.world.clock, LONGEST_LISTENING, _listen(desk, action, case))
+        except TimeoutError:
+            return _invalid(action, f"{action.name} was not ready in time.")
+        except Exception as error:  # noqa: BLE001 - a listen function is user code
+            return _invalid(action, f"{action.name} cannot be prepared: {_words(error)}")
+    judgement = await judge(
+        desk.binding.agent.policy,
+        case,
+        case.view,
+        desk.log.state.remembered,
+        case.digest,
+        approved=action.approved,
+    )
+    return _checked(desk, action, case, judgement)
+
+
+def bound_of(desk: Desk, spec: ToolSpec, arguments: str, prepared: Prepared | None) -> str:
+    """One digest over all that an approval is for: the call, its schema, the policy, who asks, and what was shown."""
+    state = desk.log.state
+    requester = encode_json([state.tenant, state.uid, state.agent])
+    shown = encode_json([prepared.snapshot, prepared.revision]) if prepared else b""
+    policy = encode_json(desk.binding.spec.policy)
+    return digest_of(spec.name, _canonical(arguments), encode_json(spec), policy, requester, shown)
+
+
+def find_spec(desk: Desk, name: str) -> ToolSpec | None:
+    """A tool of the agent's, or one that a client declared for this run."""
+    tool = desk.binding.tools.get(name)
+    if tool is not None:
+        return tool.spec
+    run = desk.log.state.run
+    return next((spec for spec in run.tools if spec.name == name), None) if run else None
+
+
+def _open_case(desk: Desk, action: CheckCall) -> CallChecked | Case:
+    spec, tool, state = find_spec(desk, action.name), desk.binding.tools.get(action.name), desk.log.state
+    if spec is None:
+        declared = state.run.tools if state.run else ()
+        known = ", ".join(item.name for item in (*desk.binding.spec.tools, *declared)) or "none"
+        return _invalid(action, f"There is no tool {action.name!r}; the tools are: {known}.")
+    try:
+        values = tool.parse(action.arguments) if tool is not None else _parse(spec, action.arguments)
+    except ValueError as error:
+        return _invalid(action, f"The arguments do not fit {action.name}: {error}")
+    view = CallView(action.name, values, spec.effect, state.id, state.tenant, state.data)
+    return Case(spec, tool, view, digest_of(action.name, _canonical(action.arguments)))
+
+
+def _parse(spec: ToolSpec, arguments: str) -> dict[str, Any]:
+    values = decode_json(arguments or "{}")
+    if not isinstance(values, dict):
+        raise ValueError("the arguments have to be one JSON object.")
+    if spec.parameters is not None and (wrong := misfit(spec.parameters, values)):
+        raise ValueError(f"{wrong}.")
+    return cast(dict[str, Any], values)
+
+
+def _canonical(arguments: str) -> bytes:
+    """The same bytes for the same arguments, however they are written."""
+    return encode_json(decode_json(arguments or "{}"))
+
+
+async def _listen(desk: Desk, action: CheckCall, case: Case) -> Prepared:
+    """Follows the preparation until it is ready; closing the generator tells it that nobody listens any more."""
+    tool = case.tool
+    listen = tool.attached("listen") if tool is not None else None
+    assert listen is not None
+    async with aclosing(listen(**case.view.arguments)) as updates:
+        while True:
+            update: object = await within(desk.world.clock, BETWEEN_UPDATES, _next(updates))
+            if not isinstance(update, Prepared):
+                raise ToolError("it ended before it was ready" if update is None else f"it yielded {update!r}")
+            to_plain(update.snapshot)
+            desk.publish(ToolProgressed(action.call, f"preparing, revision {update.revision or '-'}"))
+            if update.ready:
+                return update
+
+
+async def _next(updates: Any) -> object:
+    return await anext(updates, None)
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ToolError) else describe(error)
+
+
+def _invalid(action: CheckCall, reason: str) -> CallChecked:
+    return CallChecked(action.call, "invalid", "schema", reason)
+
+
+def _checked(desk: Desk, action: CheckCall, case: Case, judgement: Judgement) -> CallChecked:
+    prepared, spec = case.prepared, case.spec
+    asks = judgement.verdict == "ask"
+    questions = questions_in(case.view.arguments) if spec.kind == "question" else []
+    return CallChecked(
+        action.call,
+        judgement.verdict,
+        judgement.rule,
+        show_questions(questions) if questions and not judgement.reason else judgement.reason,
+        case.digest,
+        sequential=spec.sequential,
+        bound=bound_of(desk, spec, action.arguments, prepared) if asks else "",
+        kind=spec.kind,
+        response=response_schema(questions) if questions else spec.response,
+        snapshot=prepared.snapshot if prepared else None,
+        revision=prepared.revision if prepared else "",
+        valid_until=prepared.valid_until if prepared else None,
+    )

@@ -1,0 +1,6 @@
+"""Toolsets, and tools whose calls somebody else carries out."""
+
+from perdure.tools.ask_user import ask_user
+from perdure.tools.declared import external, frontend
+
+__all__ = ["ask_user", "external", "frontend"]
