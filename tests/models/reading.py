@@ -83,7 +83,7 @@ def check_read(got: Read) -> None:
 
 
 def cut_call(response: ModelResponse) -> ToolCall | None:
-    """A call that the output limit cut right behind its name: as it was closed, though it is not one without arguments."""
+    """A call that the output limit cut right behind its name, as it was closed: that is not one without arguments."""
     last = response.parts[-1] if response.parts else None
     if not isinstance(last, ToolCall) or last.arguments or response.stop != "length":
         return None
