@@ -1,4 +1,4 @@
-"""perdure sessions: list, show, records, fork, delete."""
+"""perdure sessions: list, show, records, audit, fork, delete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.cli.complete import SessionArgument
 from perdure.cli.terminal import JsonOption, StoreOption, TenantFilter, TenantOption, run_async
 
 app = typer.Typer(
-    help="List, show, fork and delete sessions.",
+    help="List, show, audit, fork and delete sessions.",
     epilog="Example: perdure sessions show order-7",
 )
 
@@ -67,6 +67,19 @@ def records(
     from perdure.cli.listing import print_records
 
     run_async(print_records(id, after, store, tenant, json=json))
+
+
+@app.command()
+def audit(id: SessionArgument, store: StoreOption = None, tenant: TenantOption = "", json: JsonOption = False) -> None:
+    """Show each transition of each call, as a table.
+
+    Proposed, checked by which rule, asked, decided by whom and why, started, replayed after a crash, ended.
+
+    Example: perdure sessions audit order-7
+    """
+    from perdure.cli.audit import audit_session
+
+    run_async(audit_session(id, store, tenant, json=json))
 
 
 @app.command()
