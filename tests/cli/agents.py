@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-from perdure import Agent, Limits, ModelError, ToolContext, ToolError, tool
+from perdure import Agent, Limits, ModelError, Policy, ToolContext, ToolError, tool
 from perdure.core.messages import AssistantMessage
 from perdure.ports import ModelRequest
+from perdure.runtime.wishes import Prepared
 from perdure.testing import Reply, ScriptedModel, call
 from perdure.testing.replies import Answer
+from perdure.tools import ask_user
 
 LEDGER = Path("ledger.txt")
 JOBS = 12
@@ -151,3 +154,134 @@ def many_jobs_then_mail(request: ModelRequest) -> Answer:
 
 
 long = Agent(name="long", tools=[pay, mail], model=ScriptedModel(many_jobs_then_mail))
+
+
+# Calls that wait for more than a yes
+
+SIZE = {"question": "Which size?", "options": ["small", "large"]}
+EXTRAS = {"question": "Which extras?", "options": ["bell", "light", "rack"], "multiple": True}
+COLOUR = {"question": "Which colour?", "options": ["red"], "free_text": True}
+NOTE = {"question": "Anything else?", "optional": True}
+
+
+def told(request: ModelRequest) -> Answer:
+    """Says what the tool told."""
+    last = request.messages[-1]
+    return f"Told: {last.results[0].parts[0].text}"  # type: ignore[union-attr]
+
+
+def asks(*questions: dict[str, object]) -> ScriptedModel:
+    return ScriptedModel(
+        lambda request: call("ask_user", questions=[*questions]) if len(request.messages) == 1 else told(request)
+    )
+
+
+shop = Agent(name="shop", tools=[ask_user()], model=asks(SIZE, EXTRAS, COLOUR, NOTE))
+sizes = Agent(name="sizes", tools=[ask_user()], model=asks(SIZE))
+extras = Agent(name="extras", tools=[ask_user()], model=asks(EXTRAS))
+notes = Agent(name="notes", tools=[ask_user()], model=asks(NOTE))
+
+careful = Agent(name="careful", tools=[ask_user()], policy=Policy(ask=["ask_user"]), model=asks(SIZE))
+
+
+@tool(kind="external")
+def weigh(parcel: str) -> dict[str, int]:
+    """Weigh a parcel; somebody at the scales does it."""
+    raise NotImplementedError
+
+
+@tool(kind="frontend")
+def pick(title: str) -> str:
+    """Let the user pick a file."""
+    raise NotImplementedError
+
+
+@tool(kind="question", effect="read")
+def confirm(text: str) -> bool:
+    """Have something confirmed."""
+    raise NotImplementedError
+
+
+scales = Agent(
+    name="scales",
+    tools=[weigh],
+    model=ScriptedModel(lambda request: call("weigh", parcel="p1") if len(request.messages) == 1 else told(request)),
+)
+picker = Agent(
+    name="picker",
+    tools=[pick],
+    model=ScriptedModel(lambda request: call("pick", title="Pick") if len(request.messages) == 1 else told(request)),
+)
+confirmer = Agent(
+    name="confirmer",
+    tools=[confirm],
+    model=ScriptedModel(lambda request: call("confirm", text="Go?") if len(request.messages) == 1 else told(request)),
+)
+
+
+@tool(effect="once", ask=True)
+async def transfer(to: str, ctx: ToolContext) -> str:
+    """Transfer what is left."""
+    write("transfer", to, ctx.prepared and ctx.prepared.snapshot["cents"])
+    return "transferred"
+
+
+@transfer.listen
+async def quote(to: str) -> AsyncIterator[Prepared]:
+    yield Prepared({"cents": 1}, "r1")
+    yield Prepared({"cents": 990, "fee": "10 cents"}, "r2", ready=True)
+
+
+banker = Agent(
+    name="banker", tools=[transfer], model=ScriptedModel([[call("transfer", to="ann")], "The money is there."])
+)
+
+
+@tool(effect="once")
+async def develop(film: str) -> str:
+    """Start an operation elsewhere."""
+    write("develop", film)
+    return f"op-{film}"
+
+
+@develop.check
+async def developed(operation: str, ctx: ToolContext) -> str:
+    while not Path("developed").exists():
+        await asyncio.sleep(0.02)
+    return f"{operation} is developed"
+
+
+lab = Agent(name="lab", tools=[develop], model=ScriptedModel([[call("develop", film="7")], "Here are the pictures."]))
+
+
+@tool(effect="once")
+async def launch(seconds: float) -> str:
+    """Take time over something that happens once."""
+    write("launch")
+    await asyncio.sleep(seconds)
+    return "launched"
+
+
+@tool(effect="once")
+async def erase(what: str) -> str:
+    """Erase something."""
+    raise NotImplementedError
+
+
+audited = Agent(
+    name="audited",
+    tools=[mail, erase, ask_user(), wait, launch],
+    policy=Policy(deny=["erase"]),
+    model=ScriptedModel(
+        [
+            [
+                call("erase", what="all"),
+                call("mail", to="ann", text="yes"),
+                call("mail", to="bob", text="no"),
+                call("ask_user", questions=[SIZE]),
+            ],
+            [call("wait", seconds=1), call("launch", seconds=1)],
+            "Done.",
+        ]
+    ),
+)

@@ -92,3 +92,6 @@ class Terminal:
         self.raw += data
         self._stream.feed(data)
         return bool(data)
+
+
+Open = Callable[..., Terminal]

@@ -29,6 +29,7 @@ COMMANDS = [
     ("sessions", "list"),
     ("sessions", "show"),
     ("sessions", "records"),
+    ("sessions", "audit"),
     ("sessions", "fork"),
     ("sessions", "delete"),
     ("model", "pull"),

@@ -14,6 +14,7 @@ LOOKING = (
     "sessions list",
     "sessions show s",
     "sessions records s",
+    "sessions audit s",
     "sessions fork s",
     "sessions delete s",
     "pending",
@@ -44,7 +45,7 @@ WRONG_WORDS = {
     "bench --turns none": "Invalid value for '--turns'",
     "decide x frob": "'frob' is no decision; take one of approve, deny, edit, answer, retry.",
     "decide x edit": "edit needs the other arguments; give them with --arguments '{…}'.",
-    "decide x answer": "answer needs the result; give it with --value.",
+    "decide x answer": "answer needs the result; give it behind the word answer.",
     "decide x edit --arguments {": "The arguments are no JSON (",
     "decide x edit --arguments [1]": "The arguments have to be one JSON object;",
 }
@@ -56,6 +57,7 @@ WRONG_IDS = {
     "sessions fork s --at 99": "Session 's' has records 1 to 7; it cannot be forked at 99.",
     "sessions fork s --id s": "There is a session 's' already; take another --id.",
     "sessions records nope": "There is no session 'nope';",
+    "sessions audit nope": "There is no session 'nope';",
     "sessions fork nope": "There is no session 'nope';",
     "cancel nope": "There is no session 'nope';",
     "stop nope": "There is no session 'nope';",
@@ -109,8 +111,8 @@ def test_wrong_ids(perdure: Command) -> None:
 def test_a_decision_that_does_not_fit(perdure: Command) -> None:
     perdure("run", "Bill", *agent("clerk"), "--session", "s", code=3)
     (item,) = perdure.objects("pending")
-    said = refused(perdure, "decide", item["id"], "answer", "--value", "1")
-    assert said == "approval takes approve or deny or edit, not answer."
+    said = refused(perdure, "decide", item["id"], "retry")
+    assert said == "approval takes approve or deny or edit or answer, not retry."
     assert perdure.objects("pending") == [item]
 
 

@@ -5,33 +5,15 @@ The captures are kept in the test's folder (pytest --basetemp), to be looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from perdure.cli.canvas import SPINNER
 from tests.cli.command import Command, agent, in_order
-from tests.cli.emulator import Terminal
+from tests.cli.emulator import Open, Terminal
 
 WIDTHS = pytest.mark.parametrize("columns", [80, 160])
 CTRL_C, CTRL_D, ESCAPE = "\x03", "\x04", "\x1b"
 MENU = "[a]pprove · always for this [t]ool · [d]eny · [e]dit · [l]ater >"
-
-Open = Callable[..., Terminal]
-
-
-@pytest.fixture
-def terminal(perdure: Command) -> Iterator[Open]:
-    opened: list[Terminal] = []
-
-    def open_terminal(*arguments: str, columns: int = 80) -> Terminal:
-        opened.append(Terminal(perdure, *arguments, columns=columns))
-        return opened[-1]
-
-    yield open_terminal
-    for number, one in enumerate(opened):
-        one.kill()
-        one.save(perdure.folder / f"capture-{number}.txt")
 
 
 def flat(shown: str) -> str:
@@ -234,7 +216,7 @@ def test_what_is_left_for_later(terminal: Open) -> None:
         screen.until(MENU)
         screen.type(answer)
         assert screen.end() == 3
-        in_order(screen.text(), "● waiting for 1 decision", "perdure decide ", " approve   (or deny, edit)")
+        in_order(screen.text(), "● waiting for 1 decision", "perdure decide ", " approve   (or deny, edit, answer)")
         assert f"perdure resume {session} --agent {agent('clerk')[1]}" in flat(screen.text())
 
 

@@ -13,7 +13,8 @@ from perdure.cli.answers import Answer, Interrupted
 from perdure.cli.terminal import FAILED, OK, WAITING, abandon_output, fail
 from perdure.cli.views import View
 from perdure.core.deltas import Delta
-from perdure.core.errors import Conflict, PerdureError, StoreError
+from perdure.core.errors import Conflict, PerdureError, Refused, StoreError, UsageError
+from perdure.core.state import find_call
 from perdure.core.views import Pending
 from perdure.ports import Record
 from perdure.runtime.results import RunResult
@@ -59,7 +60,7 @@ def exit_code(result: RunResult[Any]) -> int:
 
 async def _settle(session: Session[Any], item: Pending, answer: Answer, interrupts: Interrupts, view: View) -> bool:
     """Asks, unless somebody elsewhere is faster; False if the call is left for later."""
-    asking = asyncio.ensure_future(answer(item))
+    asking = asyncio.ensure_future(answer(item, find_call(session.state.run, item.call)))
     elsewhere = asyncio.ensure_future(_decided_elsewhere(session, item))
     await asyncio.wait((asking, elsewhere), return_when=asyncio.FIRST_COMPLETED)
     for task in (elsewhere, asking):
@@ -85,7 +86,8 @@ async def _settle(session: Session[Any], item: Pending, answer: Answer, interrup
             arguments=decision.arguments,
             remember=decision.remember,
         )
-    except Conflict as error:
+    except (Conflict, Refused, UsageError) as error:
+        # What was refused still waits, so it is asked again.
         view.say(str(error))
     return True
 

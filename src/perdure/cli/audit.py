@@ -11,7 +11,7 @@ import msgspec
 from perdure.cli.remote import beside, find
 from perdure.cli.screen import Screen, open_screen
 from perdure.cli.terminal import patience, print_json
-from perdure.cli.words import count, shorten, show_arguments, show_parts, visible
+from perdure.cli.words import count, shorten, show_arguments, show_parts, show_pause, show_until, visible
 from perdure.core.codec import encode_json
 from perdure.core.events import (
     CallAdvanced,
@@ -82,6 +82,7 @@ class _Course(msgspec.Struct):
     is_open: bool = False
     was_interrupted: bool = False
     operation: str = ""
+    key: str = ""
     pause: CallSuspended | None = None
 
 
@@ -109,9 +110,7 @@ def audit(records: Iterable[Record]) -> Iterator[Row]:
 Said = tuple[What, str, dict[str, JSON]]
 
 
-def _row(
-    record: Record, call: int, courses: dict[int, _Course], what: What, detail: str, data: dict[str, JSON]
-) -> Row:
+def _row(record: Record, call: int, courses: dict[int, _Course], what: What, detail: str, data: dict[str, JSON]) -> Row:
     return Row(record.seq, record.at, record.run, call, courses[call].tool, what, detail, data)
 
 
@@ -140,7 +139,7 @@ def _transition(
             course.operation = operation
             return (
                 "advanced",
-                f"operation {operation} under way{_until(expires_at)}",
+                f"operation {operation} under way{show_until(expires_at)}",
                 {"operation": operation, "expires_at": expires_at},
             )
         case CallEnded():
@@ -149,7 +148,7 @@ def _transition(
 
 
 def _checked(event: CallChecked) -> Said:
-    by = event.rule or "no rule"
+    by = f"rule {event.rule}" if event.rule else "no rule names it"
     data: dict[str, JSON] = {"verdict": event.verdict, "rule": event.rule, "reason": event.reason}
     data |= {"digest": event.digest, "bound": event.bound}
     why = f": {event.reason}" if event.reason and event.verdict in ("deny", "invalid", "stale") else ""
@@ -161,20 +160,21 @@ def _checked(event: CallChecked) -> Said:
         case "stale":
             return "stale", f"the approval is taken back{why}", data
         case "deny" | "invalid":
-            return "blocked", f"{event.verdict} by {by}{why}", data
+            return "blocked", f"{event.verdict} ({by}){why}", data
         case _:
-            return "checked", f"{event.verdict} by {by}{prepared}", data
+            return "checked", f"{event.verdict} ({by}){prepared}", data
 
 
 def _asked(event: CallSuspended) -> Said:
     data: dict[str, JSON] = {"kind": event.kind, "prompt": event.prompt, "pause": event.pause}
     then = ""
     if event.expires_at is not None:
-        then = f"{_until(event.expires_at)}, then {event.default}"
+        then = f"{show_until(event.expires_at)}, then {event.default}"
         data |= {"expires_at": event.expires_at, "default": event.default}
-    prompt = " / ".join(event.prompt.splitlines())
-    said = f"{event.kind}: {prompt}" if prompt else event.kind
-    return ("in doubt", f"{prompt}{then}", data) if event.kind == "unknown" else ("asked", f"{said}{then}", data)
+    prompt = show_pause(event.kind, event.prompt)
+    if event.kind == "unknown":
+        return "in doubt", f"{prompt}{then}", data
+    return "asked", f"{event.kind}: {prompt}{then}", data
 
 
 def _decided(event: CallDecided, pause: CallSuspended | None, at: float) -> Said:
@@ -202,14 +202,16 @@ def _decided(event: CallDecided, pause: CallSuspended | None, at: float) -> Said
 def _started(event: CallStarted, course: _Course) -> Said:
     data: dict[str, JSON] = {"effect": event.effect, "attempt": event.attempt, "key": event.key}
     is_replay, course.is_open, course.was_interrupted = course.was_interrupted, True, False
+    key = "same key" if event.key == course.key else "another key"
+    course.key = event.key
     said = f"{event.effect}, attempt {event.attempt}"
     if course.operation:
         return "found again", f"operation {course.operation}, {said}", {**data, "operation": course.operation}
     if event.attempt == 1:
         return "started", said, data
     if is_replay:
-        return "replayed", f"{said}, after a crash, same key", data
-    return "started", f"{said}, as decided, same key", data
+        return "replayed", f"{said}, after a crash, {key}", data
+    return "started", f"{said}, as decided, {key}", data
 
 
 def _ended(event: CallEnded) -> Said:
@@ -220,10 +222,6 @@ def _ended(event: CallEnded) -> Said:
         return "unknown", text, data
     doubt = " (it may have taken effect)" if event.in_doubt else ""
     return "ended", f"{event.outcome}{doubt}: {text}" if text else f"{event.outcome}{doubt}", data
-
-
-def _until(at: float | None) -> str:
-    return "" if at is None else f" until {datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
 
 
 async def audit_session(id: str, store: str | None, tenant: str, *, json: bool) -> None:
@@ -246,7 +244,9 @@ def _print_table(screen: Screen, id: str, rows: Sequence[Row]) -> None:
     screen.say((visible(id), "bold"), (f" · {count(calls, 'call')}, {count(len(rows), 'transition')}", "dim"))
     # A narrow terminal keeps what happened; when is in `sessions show` and in --json.
     with_time = screen.width >= NARROW
-    tool = min(LONGEST_TOOL if screen.width >= WIDE else LONGEST_TOOL // 2, max(len("tool"), *(len(row.tool) for row in rows)))
+    tool = min(
+        LONGEST_TOOL if screen.width >= WIDE else LONGEST_TOOL // 2, max(len("tool"), *(len(row.tool) for row in rows))
+    )
     heads = _cells("seq", "time", "call", "tool", "what", tool=tool, with_time=with_time)
     screen.margin = len(heads)
     screen.line(" ", "how", "dim", margin=heads)

@@ -11,6 +11,9 @@ from perdure.cli.terminal import JsonOption, StoreOption, run_async
 
 if TYPE_CHECKING:
     from perdure.core.events import DecisionKind
+    from perdure.core.messages import JSON
+    from perdure.runtime.session import Session
+    from perdure.wiring import Runtime
 
 
 def decide(
@@ -32,10 +35,16 @@ def decide(
             autocompletion=decisions,
         ),
     ],
-    reason: Annotated[str, typer.Option(help="Why; the model reads it.", show_default=False)] = "",
-    value: Annotated[
-        str | None, typer.Option(help="With answer: the result, JSON or text.", show_default=False)
+    result: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[VALUE]",
+            help="With answer: the result or the answers, JSON or text; for a choice the option's number or text.",
+            show_default=False,
+        ),
     ] = None,
+    reason: Annotated[str, typer.Option(help="Why; the model reads it.", show_default=False)] = "",
+    value: Annotated[str | None, typer.Option(help="The same as VALUE.", show_default=False)] = None,
     arguments: Annotated[str | None, typer.Option(help="With edit: JSON arguments.", show_default=False)] = None,
     by: Annotated[str | None, typer.Option(help="Who decides; you by default.", show_default=False)] = None,
     remember: Annotated[bool, typer.Option("--remember", help="Approve the same call again without asking.")] = False,
@@ -46,31 +55,62 @@ def decide(
 
     A call is decided once, by whoever is first.
 
+    Several questions are answered by one JSON list, with null for one that is skipped.
+
     Example: perdure decide 3f2a9c-2-1 deny --reason "too much"
     """
+    if value is None:
+        value = result
     answer = {"by": by, "reason": reason, "value": value, "arguments": arguments, "remember": remember}
     run_async(_decide(pending, decision, answer, store, json))
 
 
 async def _decide(pending: str, decision: str, answer: dict[str, Any], store: str | None, json: bool) -> None:
-    from perdure.cli.answers import read_arguments, read_value, who
+    from perdure.cli.answers import read_arguments, who
     from perdure.cli.remote import beside, tell
     from perdure.cli.words import shell
     from perdure.core.errors import NotFound
 
     kind = _check(decision, answer)
-    answer |= {
-        "by": answer["by"] or who(),
-        "value": read_value(answer["value"]),
-        "arguments": read_arguments(answer["arguments"]),
-    }
+    text: str | None = answer["value"]
+    answer |= {"by": answer["by"] or who(), "arguments": read_arguments(answer["arguments"])}
     async with beside(store) as runtime:
+        answer["value"] = await _read(runtime, pending, kind, text)
         try:
-            session = await runtime.decide(pending, kind, **answer)
+            session = await _record(runtime, pending, kind, answer, text)
         except NotFound:
             there = shell("pending", store=store)
             raise NotFound(f"Nothing pending has the id {pending!r}; {there} shows what waits.") from None
         await tell(runtime, session, decision, store, json=json)
+
+
+async def _read(runtime: Runtime, pending: str, kind: DecisionKind, text: str | None) -> JSON:
+    """The value that the text stands for: answers to questions, or JSON, or the text itself."""
+    from perdure.cli.answers import read_value
+    from perdure.cli.questions import questions_of, read_answers
+
+    if kind != "answer" or text is None:
+        return read_value(text)
+    item = next((item for item in await runtime.pending() if item.id == pending), None)
+    questions = questions_of(item) if item else []
+    return read_answers(questions, text) if questions else read_value(text)
+
+
+async def _record(
+    runtime: Runtime, pending: str, kind: DecisionKind, answer: dict[str, Any], text: str | None
+) -> Session[Any]:
+    """What is JSON and does not fit as such may fit as the text that was typed, as 42 does for a string."""
+    from perdure.core.errors import Refused
+
+    try:
+        return await runtime.decide(pending, kind, **answer)
+    except Refused as refused:
+        if kind != "answer" or isinstance(answer["value"], str | list):
+            raise
+        try:
+            return await runtime.decide(pending, kind, **{**answer, "value": text})
+        except Refused:
+            raise refused from None
 
 
 def _check(decision: str, answer: dict[str, Any]) -> DecisionKind:
@@ -84,5 +124,5 @@ def _check(decision: str, answer: dict[str, Any]) -> DecisionKind:
     if decision == "edit" and answer["arguments"] is None:
         raise UsageError("edit needs the other arguments; give them with --arguments '{…}'.")
     if decision == "answer" and answer["value"] is None:
-        raise UsageError("answer needs the result; give it with --value.")
+        raise UsageError("answer needs the result; give it behind the word answer.")
     return cast(DecisionKind, decision)

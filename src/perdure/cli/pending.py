@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from perdure.cli.terminal import JsonOption, StoreOption, TenantFilter, run_async
+
+if TYPE_CHECKING:
+    from perdure.cli.screen import Screen
+    from perdure.core.views import Pending
 
 
 def pending(store: StoreOption = None, tenant: TenantFilter = None, json: JsonOption = False) -> None:
@@ -17,7 +23,6 @@ async def _pending(store: str | None, tenant: str | None, json: bool) -> None:
     from perdure.cli.remote import beside, how_to_decide
     from perdure.cli.screen import open_screen
     from perdure.cli.terminal import print_json
-    from perdure.cli.words import list_arguments
 
     async with beside(store) as runtime:
         items = await runtime.pending(tenant=tenant)
@@ -29,9 +34,23 @@ async def _pending(store: str | None, tenant: str | None, json: bool) -> None:
     if not items:
         screen.say("Nothing waits for a decision.")
     for item in items:
-        kind = "in doubt" if item.kind == "unknown" else item.kind
-        screen.line("‖", f"{kind} · {item.tool} · session {item.session}", "bold yellow")
-        screen.line(" ", item.prompt)
+        _show(screen, item)
+        screen.line(" ", how_to_decide(item, store))
+
+
+def _show(screen: Screen, item: Pending) -> None:
+    from perdure.cli.questions import how_to_answer, questions_of, show_question
+    from perdure.cli.words import list_arguments, name_pause, show_pause, show_until
+
+    until = f" ·{show_until(item.expires_at)}" if item.expires_at is not None else ""
+    screen.line("‖", f"{name_pause(item.kind)} · {item.tool} · session {item.session}{until}", "bold yellow")
+    questions = questions_of(item)
+    for number, question in enumerate(questions, 1):
+        first, *options = show_question(question, number, len(questions))
+        may_skip = ", may be skipped" if question.optional else ""
+        for row in (f"{first} [{how_to_answer(question)}{may_skip}]", *options):
+            screen.line(" ", f"  {row}", "cyan")
+    if not questions:
+        screen.line(" ", show_pause(item.kind, item.prompt))
         for row in list_arguments(item.arguments):
             screen.line(" ", f"  {row}", "cyan")
-        screen.line(" ", how_to_decide(item, store))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -18,10 +18,11 @@ from perdure.runtime.questions import Question, show_questions
 
 def questions_of(pending: Pending) -> list[Question]:
     """The questions of a suspended call, in the order of their answers; none where one value is the answer."""
-    if pending.kind != "question" or not isinstance(pending.arguments, dict):
+    arguments: JSON = pending.arguments
+    if pending.kind != "question" or not isinstance(arguments, dict):
         return []
     found: list[Question] = []
-    for value in cast("dict[str, JSON]", pending.arguments).values():
+    for value in cast("dict[str, JSON]", arguments).values():
         items: list[JSON] = cast("list[JSON]", value) if isinstance(value, list) else [value]
         found += [question for item in items if (question := _question(item))]
     # The answers follow the tool's signature, which the prompt does too; a model may write arguments in any order.
@@ -46,11 +47,9 @@ def show_question(question: Question, number: int = 1, of: int = 1) -> list[str]
 def how_to_answer(question: Question) -> str:
     """What may be typed, as a prompt says it."""
     if not question.options:
-        said = "your answers, with commas between them" if question.multiple else "your answer"
-    else:
-        said = "numbers, with commas between them" if question.multiple else "a number"
-        said += ", or other words" if question.free_text else ""
-    return f"{said} (Enter skips it)" if question.optional else said
+        return "your answers, with commas between them" if question.multiple else "your answer"
+    said = "numbers, with commas between them" if question.multiple else "a number"
+    return f"{said}, or other words" if question.free_text else said
 
 
 def read_answer(question: Question, text: str) -> JSON:
@@ -90,10 +89,9 @@ def read_answers(questions: Sequence[Question], text: str) -> JSON:
 
 def forms_of(response: JSON, questions: Sequence[Question]) -> list[JSON]:
     """The schema of each answer; what cannot be told apart takes anything here and is checked when it is recorded."""
-    forms: Any = cast("dict[str, JSON]", response).get("prefixItems") if isinstance(response, dict) else None
-    return forms if isinstance(forms, list) and len(cast("list[JSON]", forms)) == len(questions) else [True] * len(
-        questions
-    )
+    given: JSON = cast("dict[str, JSON]", response).get("prefixItems") if isinstance(response, dict) else None
+    forms = cast("list[JSON]", given) if isinstance(given, list) else []
+    return forms if len(forms) == len(questions) else [True] * len(questions)
 
 
 def read_fitting(question: Question, form: JSON, text: str) -> JSON:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from perdure.cli.agents import ASSISTANT
 from perdure.cli.answers import who
+from perdure.cli.questions import questions_of
 from perdure.cli.terminal import patience, print_json, store_url
 from perdure.cli.words import shell
 from perdure.core.errors import NotFound, Refused
@@ -84,5 +85,6 @@ def how_to_decide(pending: Pending, store: str | None) -> str:
     if not DECISIONS[pending.kind]:
         return "it waits for a session of its own; decide what that one waits for"
     first, *others = DECISIONS[pending.kind]
-    value = "…" if first == "answer" else None
-    return f"{shell('decide', pending.id, first, value=value, store=store)}   (or {', '.join(others)})"
+    answers = len(questions_of(pending))
+    value = [f"[{', '.join(['…'] * answers)}]" if answers > 1 else "…"] if first == "answer" else []
+    return f"{shell('decide', pending.id, first, *value, store=store)}   (or {', '.join(others)})"

@@ -11,7 +11,17 @@ from msgspec.structs import replace
 
 from perdure.cli.notes import show_note
 from perdure.cli.screen import Screen
-from perdure.cli.words import count, shorten, show_arguments, show_cost, show_parts, show_seconds, show_spent
+from perdure.cli.words import (
+    count,
+    name_pause,
+    shorten,
+    show_arguments,
+    show_cost,
+    show_parts,
+    show_pause,
+    show_seconds,
+    show_spent,
+)
 from perdure.core.codec import encode_json
 from perdure.core.deltas import (
     AttemptDiscarded,
@@ -24,6 +34,8 @@ from perdure.core.deltas import (
 )
 from perdure.core.events import (
     AgentPinned,
+    CallAdvanced,
+    CallChecked,
     CallDecided,
     CallEnded,
     CallStarted,
@@ -81,6 +93,8 @@ class Timeline:
         self._calls: dict[int, ToolCall] = {}
         self._started: dict[int, float] = {}
         self._suspended: dict[int, float] = {}
+        self._operations: dict[int, str] = {}
+        self._questions: set[int] = set()
         self._day = ""
         self._asked_at = 0.0
         self._pinned = False
@@ -188,14 +202,22 @@ class Timeline:
         match record.event:
             case CallStarted(call=call, attempt=attempt):
                 self._started[call] = record.at
-                if attempt > 1:
+                if call in self._operations:
+                    found = f"{self._name(call)} found again: operation {self._operations[call]} under way"
+                    self._line(record, "↻", found, "magenta")
+                elif attempt > 1:
                     self._line(record, "↻", f"{self._name(call)} again, attempt {attempt}, same key", "magenta")
                 self._screen.begin(f"call {call}", self._name(call))
-            case CallSuspended(call=call, kind=kind, prompt=prompt):
-                self._suspended[call] = record.at
-                self._run.wait_from(record.at)
-                what = "in doubt" if kind == "unknown" else kind
-                self._line(record, "‖", f"{what} · {self._name(call)} · {prompt}", "yellow")
+            case CallAdvanced(call=call, operation=operation):
+                self._operations[call] = operation
+                self._line(record, "…", f"{self._name(call)} · operation {operation} under way", "cyan")
+            case CallChecked(call=call, verdict="stale", reason=reason):
+                self._line(record, "↺", f"the approval is taken back · {self._name(call)} · {reason}", "yellow")
+            case CallChecked(call=call, snapshot=snapshot, revision=revision) if snapshot is not None:
+                shown = shorten(encode_json(snapshot).decode(), self._room(4))
+                self._line(record, "◇", f"prepared, revision {revision or '-'} · {self._name(call)} · {shown}", "cyan")
+            case CallSuspended():
+                self._show_pause(record, record.event)
             case CallDecided():
                 self._show_decision(record, record.event)
             case CallEnded(call=call, outcome=outcome, parts=parts):
@@ -209,6 +231,15 @@ class Timeline:
                 self._line(record, mark, f"{self._name(call)} → {said}{took}", mark_style=style)
             case _:
                 pass
+
+    def _show_pause(self, record: Record, event: CallSuspended) -> None:
+        self._suspended[event.call] = record.at
+        self._run.wait_from(record.at)
+        if event.kind == "question" and event.prompt and event.pause == 1:
+            # Its prompt says all that is in the arguments, and says it for people; behind an approval it is that one's.
+            self._questions.add(event.call)
+        waits = f"{name_pause(event.kind)} · {self._name(event.call)} · {show_pause(event.kind, event.prompt)}"
+        self._line(record, "‖", waits, "yellow")
 
     def _show_decision(self, record: Record, event: CallDecided) -> None:
         call = self._calls.get(event.call)
@@ -269,6 +300,8 @@ class Timeline:
 
     def _name(self, call: int) -> str:
         known = self._calls.get(call)
+        if known and call in self._questions:
+            return known.name
         room = min(LONGEST_NAME, self._room(0.5))
         return f"{known.name}({show_arguments(known.arguments, room)})" if known else f"call {call}"
 

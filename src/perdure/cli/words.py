@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
+from datetime import datetime
 from typing import cast
 
 from perdure.core.codec import decode_json, encode_json
+from perdure.core.events import PauseKind
 from perdure.core.messages import JSON, Media, Part, Text
 
 # Controls (an escape sequence could rewrite what was shown) and marks that turn the reading direction around.
@@ -46,6 +48,30 @@ def list_arguments(arguments: JSON) -> list[str]:
     named = cast("dict[str, JSON]", arguments)
     width = max(map(len, named), default=0)
     return [f"{visible(key):<{width}}  {visible(encode_json(value).decode())}" for key, value in named.items()]
+
+
+PAUSES: dict[PauseKind, str] = {
+    "approval": "somebody has to approve it",
+    "question": "somebody has to answer it",
+    "frontend": "the client that declared it carries it out and hands in the result",
+    "external": "somebody carries it out elsewhere and hands in the result",
+    "unknown": "nobody knows whether it took effect",
+    "listen": "what was prepared waits for a word",
+    "child": "a session of its own works on it",
+}
+
+
+def name_pause(kind: PauseKind) -> str:
+    return "in doubt" if kind == "unknown" else kind
+
+
+def show_pause(kind: PauseKind, prompt: str) -> str:
+    """What a suspended call waits for, on one line."""
+    return " / ".join(row for row in prompt.splitlines() if row.strip()) or PAUSES[kind]
+
+
+def show_until(at: float | None) -> str:
+    return "" if at is None else f" until {datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
 
 
 def show_parts(parts: Iterable[Part]) -> str:
