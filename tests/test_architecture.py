@@ -22,9 +22,11 @@ SOURCE = Path(perdure.__file__).parent
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 8
-CORE_LINES = 1400
-VOCABULARY = {"messages", "specs", "events", "commands", "actions", "deltas", "errors"}
+CORE_LINES = 1200
+VOCABULARY = {"messages", "specs", "events", "commands", "actions", "deltas", "errors", "state"}
 """The modules of the core that only declare; the closed unions in them have their own budget."""
+MECHANISMS = {"codec", "shared", "fits", "upcast"}
+"""The modules of the core that know nothing of agents."""
 EVENT_KINDS = 26
 
 MANY_PARAMETERS = {
@@ -122,9 +124,9 @@ def test_no_function_takes_more_than_it_may() -> None:
 
 
 def test_the_core_stays_small() -> None:
-    acting = [module for module in CORE if module.name.removeprefix("core/").removesuffix(".py") not in VOCABULARY]
-    assert sum(len(module.code) for module in acting) <= CORE_LINES
-    assert {module.name.removeprefix("core/").removesuffix(".py") for module in CORE} >= VOCABULARY
+    sizes = {module.name.removeprefix("core/").removesuffix(".py"): len(module.code) for module in CORE}
+    assert sum(size for name, size in sizes.items() if name not in VOCABULARY | MECHANISMS) <= CORE_LINES
+    assert sizes.keys() >= VOCABULARY | MECHANISMS
 
 
 def test_the_union_of_events_stays_small() -> None:

@@ -14,7 +14,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 EXAMPLES = [
     pytest.param(block, id=f"{page.name}-{number}")
-    for page in (ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md", ROOT / "docs" / "tools.md")
+    for page in (
+        ROOT / "README.md",
+        ROOT / "docs" / "guide.md",
+        ROOT / "docs" / "models.md",
+        ROOT / "docs" / "tools.md",
+    )
     for number, block in enumerate(BLOCK.findall(page.read_text()), 1)
 ]
 

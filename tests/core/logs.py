@@ -11,6 +11,7 @@ from perdure.core.actions import (
     AppendEvents,
     CallModel,
     CheckCall,
+    EndOperation,
     RunTool,
     StartRun,
     SuspendCall,
@@ -31,10 +32,11 @@ from perdure.core.events import (
     SessionOpened,
     StopRequested,
 )
+from perdure.core.fold import fold
 from perdure.core.messages import AssistantMessage, Text, ToolCall
 from perdure.core.rules import next_actions
 from perdure.core.specs import AgentSpec, Limits
-from perdure.core.state import SessionState, fold
+from perdure.core.state import SessionState
 
 UID = "5e55"
 OPENED = SessionOpened(UID, "order-7", "clerk")
@@ -131,6 +133,8 @@ def brief(action: Action) -> str:
             return f"suspend {call} {kind}{f' again ({pause})' if pause > 1 else ''}"
         case RunTool(call=call, attempt=attempt):
             return f"run {call}{f' attempt {attempt}' if attempt > 1 else ''}"
+        case EndOperation(call=call):
+            return f"end the operation of {call}"
         case AbortModel(turn=number):
             return f"abort model {number}"
         case AbortCall(call=call):

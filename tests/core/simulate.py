@@ -16,12 +16,22 @@ from perdure.core.actions import (
     AppendEvents,
     CallModel,
     CheckCall,
+    EndOperation,
     RunTool,
     StartRun,
     SuspendCall,
 )
 from perdure.core.codec import decode_event, digest_of, encode_event
-from perdure.core.commands import ChangeSettings, Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
+from perdure.core.commands import (
+    CancelBackground,
+    ChangeSettings,
+    Command,
+    ContinueRun,
+    Decide,
+    ExpireCalls,
+    SendInput,
+    StopRun,
+)
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import (
     AgentPinned,
@@ -40,10 +50,11 @@ from perdure.core.events import (
     RunStarted,
     SessionOpened,
 )
+from perdure.core.fold import evolve
 from perdure.core.messages import AssistantMessage, Text, ToolCall, Usage
 from perdure.core.rules import DECISIONS, accept, next_actions
 from perdure.core.specs import AgentSpec, Limits, Overrides
-from perdure.core.state import SessionState, evolve, find_call, in_flight, new_state
+from perdure.core.state import SessionState, find_call, in_flight, new_state
 from perdure.core.transcript import unpaired
 from perdure.core.views import pending_of, summarise
 
@@ -53,6 +64,8 @@ TOOLS: dict[str, dict[str, Any]] = {
     "once": {"effect": "once"},
     "told": {"effect": "once", "on_unknown": "tell"},
     "operate": {"effect": "resumable"},
+    "slow": {"effect": "read", "background": True},
+    "slow_once": {"effect": "once", "background": True},
     "line": {"effect": "once", "sequential": True},
     "ask": {"effect": "once", "verdict": "ask"},
     "expires": {"effect": "read", "verdict": "ask", "expires": 20.0},
@@ -148,6 +161,8 @@ class Simulation:
                 return 0 not in self.flights
             case AbortCall(call=call):
                 return call not in self.flights
+            case EndOperation(call=call):
+                return call in self.flights
             case _:
                 return False
 
@@ -173,6 +188,8 @@ class Simulation:
                 tool = TOOLS[name]
                 on_unknown = tool.get("on_unknown", "ask")
                 self.append(CallStarted(call, tool["effect"], attempt, f"key{call}", on_unknown))
+                if tool.get("background"):
+                    self.append(CallAdvanced(call, f"{name}-{call}", background=True))
                 if tool["effect"] == "resumable" and not action.operation and random.random() < 0.7:
                     self.append(CallAdvanced(call, f"operation {call}"))
                 self.flights[call] = action
@@ -186,6 +203,8 @@ class Simulation:
                 self.append(broken)
             case AbortCall(call=call):
                 self._abort(call)
+            case EndOperation(call=call):
+                self.flights[call] = action
             case _:
                 assert_never(action)
 
@@ -212,6 +231,8 @@ class Simulation:
                 outcome = self.random.choice(("ok", "ok", "ok", "error", "timeout"))
                 in_doubt = outcome == "timeout"
                 self.append(CallEnded(call, outcome, (Text("out"),), in_doubt, self.random.random()))
+            case EndOperation(call=call):
+                self.append(CallEnded(call, "unknown", (Text("told to end"),), in_doubt=True))
             case _:
                 self.append(self._any_answer())
 
@@ -267,6 +288,8 @@ class Simulation:
             return ExpireCalls(self.now)
         if dice < 0.94:
             return ChangeSettings(self.random.choice(("", "openai:a", "anthropic:b")))
+        if dice < 0.96:
+            return CancelBackground()
         return ContinueRun(Overrides(limits=self._any_limits()))
 
     def _any_input(self) -> SendInput:

@@ -9,10 +9,10 @@ import pytest
 from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, UsageError
 from perdure.core.events import CallDecided, Event, InputAccepted, RunEnded, RunResumed, StopRequested
+from perdure.core.fold import fold
 from perdure.core.messages import Text
 from perdure.core.rules import DECISIONS, accept
 from perdure.core.specs import Limits, Overrides
-from perdure.core.state import fold
 from tests.core.logs import (
     UID,
     asking,

@@ -15,8 +15,8 @@ import pytest
 from perdure.core.codec import decode_event, decode_json, encode_event, encode_json
 from perdure.core.errors import ModelErrorKind
 from perdure.core.events import Event, ModelFailed
+from perdure.core.fold import fold
 from perdure.core.rules import next_actions
-from perdure.core.state import fold
 from perdure.core.transcript import unpaired
 from perdure.core.upcast import UPCASTS
 from perdure.core.views import summarise

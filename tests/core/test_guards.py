@@ -18,10 +18,11 @@ from perdure.core.events import (
     RunStarted,
     SessionOpened,
 )
+from perdure.core.fold import fold
 from perdure.core.messages import AssistantMessage, Text, ToolCall, UserMessage
 from perdure.core.rules import next_actions
 from perdure.core.specs import AgentSpec, Guards
-from perdure.core.state import SessionState, fold
+from perdure.core.state import SessionState
 
 
 def opened(guards: Guards = Guards()) -> list[Event]:  # noqa: B008 - frozen

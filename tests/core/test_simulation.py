@@ -20,8 +20,8 @@ from perdure.core.events import (
     RunStarted,
     StopRequested,
 )
+from perdure.core.fold import fold
 from perdure.core.messages import UserMessage
-from perdure.core.state import fold
 from perdure.core.transcript import unpaired
 from tests.core.simulate import Simulation
 

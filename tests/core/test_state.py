@@ -22,9 +22,10 @@ from perdure.core.events import (
     RunResumed,
     RunStarted,
 )
+from perdure.core.fold import evolve, fold
 from perdure.core.messages import Text, Usage
 from perdure.core.rules import next_actions
-from perdure.core.state import Remembered, RunSummary, SessionState, evolve, fold, in_flight, new_state
+from perdure.core.state import Remembered, RunSummary, SessionState, in_flight, new_state
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import summarise
 from tests.core.logs import (

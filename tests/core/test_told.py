@@ -18,6 +18,7 @@ from perdure.core.events import (
     RunStarted,
     SessionOpened,
 )
+from perdure.core.fold import fold
 from perdure.core.messages import (
     AssistantMessage,
     Media,
@@ -31,7 +32,7 @@ from perdure.core.messages import (
     estimate_tokens,
 )
 from perdure.core.rules import next_actions, pending_id
-from perdure.core.state import SessionState, fold
+from perdure.core.state import SessionState
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import Pending, Summary, pending_of, summarise
 from tests.core.logs import (

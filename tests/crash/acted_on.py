@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from perdure.core.state import SessionState, fold
+from perdure.core.fold import fold
+from perdure.core.state import SessionState
 from perdure.core.transcript import transcript, unpaired
 from perdure.events import (
     CallDecided,

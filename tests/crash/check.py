@@ -14,8 +14,9 @@ import apsw
 import msgspec
 
 from perdure.core.errors import PerdureError
+from perdure.core.fold import fold
 from perdure.core.messages import UserMessage
-from perdure.core.state import SessionState, fold
+from perdure.core.state import SessionState
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import summarise
 from perdure.events import (

@@ -15,8 +15,9 @@ from random import Random
 from typing import Any
 
 from perdure import Agent, Conflict, Refused, Runtime, Session, StoreError, ToolContext, tool
+from perdure.core.fold import fold
 from perdure.core.messages import Text, UserMessage
-from perdure.core.state import SessionState, fold
+from perdure.core.state import SessionState
 from perdure.core.views import pending_of
 from perdure.events import Event
 from perdure.ports import ModelRequest

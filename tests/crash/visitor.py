@@ -17,8 +17,8 @@ from typing import Any
 import apsw
 
 from perdure import Agent, Runtime, Session, ToolContext, tool
+from perdure.core.fold import fold
 from perdure.core.messages import AssistantMessage, Text, UserMessage
-from perdure.core.state import fold
 from perdure.core.transcript import transcript, unpaired
 from perdure.events import CallEnded, Event, RunEnded, RunResumed
 from perdure.ports import ModelRequest, SessionRow

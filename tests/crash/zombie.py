@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from perdure import Agent, Runtime, ToolContext, tool
 from perdure.core.errors import StaleEpoch
+from perdure.core.fold import fold
 from perdure.core.messages import Text
-from perdure.core.state import fold
 from perdure.core.transcript import transcript, unpaired
 from perdure.events import CallEnded, Event, ModelResponded, RunEnded, RunResumed
 from perdure.ports import Batch, Claim

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from perdure import Record, Runtime, Session
-from perdure.core.state import fold
+from perdure.core.fold import fold
 from perdure.core.transcript import transcript, unpaired
 from perdure.events import CallEnded, CallStarted, ModelResponded, RunEnded, RunStarted
 from perdure.ports import SessionQuery, Store

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Limits, Runtime, ToolContext, tool
+from perdure.core.fold import fold
 from perdure.core.messages import Text, Thinking, ToolCall, Usage
-from perdure.core.state import fold
 from perdure.events import CallStarted, ModelFailed, ModelResponded, RunEnded
 from perdure.ports import ModelRequest, ModelResponse, Store
 from perdure.testing import ScriptedModel, call

@@ -16,7 +16,7 @@ from perdure.cli.choice import KEYS, PULL, has_local_extra
 from perdure.cli.terminal import store_url
 from perdure.cli.words import count, shell
 from perdure.core.errors import PerdureError, UsageError
-from perdure.core.state import fold
+from perdure.core.fold import fold
 from perdure.core.transcript import unpaired
 from perdure.models.weights import here
 from perdure.ports import SessionQuery, SessionRow, Store

@@ -43,6 +43,7 @@ class CheckCall(Plain, frozen=True):
     name: str
     arguments: str
     approved: bool = False
+    bound: str = ""
 
 
 class SuspendCall(Plain, frozen=True):
@@ -67,6 +68,14 @@ class RunTool(Plain, frozen=True):
     operation: str = ""
 
 
+class EndOperation(Plain, frozen=True):
+    """Ends an operation that nobody follows any more."""
+
+    call: int
+    name: str
+    operation: str
+
+
 class AbortModel(Plain, frozen=True):
     """Breaks off the model's stream."""
 
@@ -79,4 +88,6 @@ class AbortCall(Plain, frozen=True):
     call: int
 
 
-Action: TypeAlias = AppendEvents | StartRun | CallModel | CheckCall | SuspendCall | RunTool | AbortModel | AbortCall
+Action: TypeAlias = (
+    AppendEvents | StartRun | CallModel | CheckCall | SuspendCall | RunTool | EndOperation | AbortModel | AbortCall
+)

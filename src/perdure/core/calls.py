@@ -58,6 +58,7 @@ class Call(Plain, frozen=True):
     valid_until: float | None = None
     operation: str = ""
     expires_at: float | None = None
+    background: str = ""
     effect: Effect = "once"
     on_unknown: OnUnknown = "ask"
     attempts: int = 0
@@ -76,10 +77,14 @@ def evolve_call(call: Call, event: CallFact) -> Call:
             return _checked(call, event)
         case CallSuspended():
             return replace(call, status="suspended", pause=event, pauses=event.pause, decision=None)
+        case CallDecided() if call.background:
+            return replace(call, decision=event)
         case CallDecided():
             return _decided(replace(call, decision=event, pause=None), event)
         case CallStarted(effect=effect, on_unknown=on_unknown, attempt=attempt):
             return replace(call, status="started", effect=effect, on_unknown=on_unknown, attempts=attempt)
+        case CallAdvanced(background=True, operation=name):
+            return replace(call, background=name)
         case CallAdvanced(operation=operation, expires_at=expires_at):
             return replace(call, operation=operation, expires_at=expires_at)
         case CallEnded():

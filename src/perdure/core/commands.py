@@ -58,10 +58,19 @@ class ChangeSettings(Plain, frozen=True):
     settings: ModelSettings = ModelSettings()
 
 
+class CancelBackground(Plain, frozen=True):
+    """Ends background calls: those of these names, or all of them."""
+
+    names: tuple[str, ...] = ()
+    by: str = ""
+
+
 class ExpireCalls(Plain, frozen=True):
     """The clock's word that it is `now`: suspended calls past their time are denied."""
 
     now: float
 
 
-Command: TypeAlias = SendInput | ContinueRun | Decide | DecideAll | StopRun | ChangeSettings | ExpireCalls
+Command: TypeAlias = (
+    SendInput | ContinueRun | Decide | DecideAll | StopRun | CancelBackground | ChangeSettings | ExpireCalls
+)

@@ -222,11 +222,15 @@ class CallStarted(Plain, frozen=True, tag=True):
 
 
 class CallAdvanced(Plain, frozen=True, tag=True):
-    """A call under way is now an operation elsewhere, which outlives this process: re-attach, never start again."""
+    """A call under way has an operation elsewhere now, which outlives this process: re-attach, never start again.
+
+    `background`: it goes on by that name while the model does other things; its outcome comes as news.
+    """
 
     call: int
     operation: str
     expires_at: float | None = None
+    background: bool = False
 
 
 class CallEnded(Plain, frozen=True, tag=True):

@@ -12,7 +12,7 @@ def fork_events(state: SessionState, opened: SessionOpened) -> tuple[Event, ...]
     events: list[Event] = [opened]
     if state.run is None:
         return tuple(events)
-    for call in state.run.calls:
+    for call in (*state.run.background, *state.run.calls):
         if call.status == "ended":
             continue
         if call.attempts and call.effect != "read":

@@ -68,10 +68,15 @@ def grace_of(circles: Circles, limit: int | None, turn: int) -> Grace | None:
 
 
 def after_call(circles: Circles, name: str, digest: str, event: CallEnded) -> Circles:
-    known = next((r for r in circles.repeats if r.name == name and r.digest == digest), None)
+    known: Repeat | None = None
+    others: list[Repeat] = []
+    for earlier in circles.repeats:
+        if earlier.name == name and earlier.digest == digest:
+            known = earlier
+        else:
+            others.append(earlier)
     same = known is not None and known.parts == event.parts
     repeat = Repeat(name, digest, event.parts, known.count + 1 if same and known else 1)
-    others = tuple(r for r in circles.repeats if r is not known)
     has_failed = event.outcome in ("error", "timeout")
     failures = circles.failures
     if has_failed or name in failures:

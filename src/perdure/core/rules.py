@@ -14,12 +14,14 @@ from perdure.core.actions import (
     AppendEvents,
     CallModel,
     CheckCall,
+    EndOperation,
     RunTool,
     StartRun,
     SuspendCall,
 )
 from perdure.core.calls import Call
 from perdure.core.commands import (
+    CancelBackground,
     ChangeSettings,
     Command,
     ContinueRun,
@@ -49,6 +51,7 @@ from perdure.core.specs import Guards, NextTurn, ToolErrors
 from perdure.core.state import RunState, SessionState, find_call
 
 MAX_REPAIRS = 2
+NOTHING_WANTED = NextTurn()
 CUT_OFF = "The call was cut off at the output limit, so it was not carried out."
 
 DECISIONS: dict[PauseKind, tuple[DecisionKind, ...]] = {
@@ -63,16 +66,32 @@ DECISIONS: dict[PauseKind, tuple[DecisionKind, ...]] = {
 
 
 def next_actions(state: SessionState) -> tuple[Action, ...]:
-    """The whole agent loop, as ordered rules."""
+    """The whole agent loop: the rules below, except that a run does not end before its background calls."""
+    actions = _next_actions(state)
+    if state.run is None or not state.run.background:
+        return actions
+    appended = [event for action in actions if isinstance(action, AppendEvents) for event in action.events]
+    if any(isinstance(event, RunEnded) for event in appended):
+        return tuple(AbortCall(call.ordinal) for call in state.run.background)
+    return actions
+
+
+def _next_actions(state: SessionState) -> tuple[Action, ...]:
     run = state.run
     if run is None:
         return (StartRun((state.queue[0].input,)),) if state.queue else ()
+    if run.background and (actions := _background_actions(run)):
+        return actions
     if run.awaiting == "model":
         return (AbortModel(run.turn),) if run.stop and not _is_last_word(run) else ()
     if any(call.status != "ended" for call in run.calls):
         return _call_actions(state, run)
+    if run.stop and run.stop.cause != "seconds" and run.background:
+        return ()
     if run.stop and (end := _end_stopped(run, run.stop)):
         return (AppendEvents((end,)),)
+    if run.background and not run.arrived and run.response and not run.calls and not _has_news(state):
+        return ()
     if run.awaiting == "interrupted" and (run.final or not run.stop):
         return (CallModel(run.turn, run.attempt + 1, final=run.final, next=_next_turn(run)),)
     if run.calls and (end := _end_by_tool(state, run)):
@@ -89,8 +108,31 @@ def next_actions(state: SessionState) -> tuple[Action, ...]:
     return (CallModel(run.turn + 1, inputs=joining, next=_next_turn(run)),)
 
 
+def _has_news(state: SessionState) -> bool:
+    """Something that the model has not heard: then it goes on although background work is still under way."""
+    run = state.run
+    assert run is not None
+    heard = run.response is not None and not run.response.invalid and not run.circles.empty
+    return not heard or any(queued.busy == "join" for queued in state.queue)
+
+
+def _background_actions(run: RunState) -> tuple[Action, ...]:
+    """What becomes of calls in the background: after a crash by their effect, at the end of the run, when cancelled."""
+    actions: list[Action] = []
+    is_ending = run.failure is not None and run.failure.kind not in ("limit", "stopped")
+    for call in run.background:
+        is_unwanted = is_ending or (run.stop is not None and run.stop.cause != "stop") or call.decision is not None
+        if call.status == "started":
+            actions += [AbortCall(call.ordinal)] if is_unwanted else []
+        elif is_unwanted or not (call.effect in ("read", "idempotent") or call.operation):
+            actions.append(_ended(end_unknown(call)))
+        else:
+            actions.append(_run_tool(call))
+    return tuple(actions)
+
+
 def _next_turn(run: RunState) -> NextTurn | None:
-    return None if run.next == NextTurn() else run.next
+    return None if run.next == NOTHING_WANTED else run.next
 
 
 def _end_by_tool(state: SessionState, run: RunState) -> RunEnded | None:
@@ -175,6 +217,8 @@ def _end_answered(state: SessionState, run: RunState) -> RunEnded | None:
     detail = f"answered at the limit: {limit}" if run.final else ""
     if response.stop == "length":
         detail = "the answer was cut at the model's output limit"
+    if run.arrived and not limit:
+        return None
     output = response.output if run.output is not None else response.message.text
     return RunEnded(run.run, "completed", detail, output)
 
@@ -222,7 +266,7 @@ def _calls_within_limit(run: RunState) -> int:
 def _call_action(call: Call) -> Action | None:
     match call.status:
         case "proposed":
-            return CheckCall(call.ordinal, call.name, call.arguments, call.approved)
+            return CheckCall(call.ordinal, call.name, call.arguments, call.approved, call.bound)
         case "allowed" if call.kind != "function":
             return SuspendCall(call.ordinal, call.pauses + 1, call.kind, call.reason, call.response)
         case "allowed":
@@ -277,6 +321,8 @@ def _stop_call(run: RunState, call: Call) -> Action | None:
             return _ended(end_refused(call))
         case "answered":
             return _ended(end_answered(call))
+        case "interrupted" if call.operation:
+            return EndOperation(call.ordinal, call.name, call.operation)
         case _ if call.attempts:
             if call.effect == "read":
                 return _ended(end_call(call, "cancelled", "The run was ended before this call was repeated."))
@@ -304,6 +350,8 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
             return tuple(event for decision in decisions for event in _accept_decision(state, decision))
         case StopRun():
             return _accept_stop(state, command)
+        case CancelBackground():
+            return _accept_cancel_background(state, command)
         case ChangeSettings(model=model, settings=settings):
             is_known = model == state.model and settings == state.settings
             return () if is_known else (SettingsChanged(model, settings),)
@@ -404,6 +452,15 @@ def _read_pending_id(state: SessionState, pending: str) -> tuple[int, int]:
 
 def _is_forced(run: RunState) -> bool:
     return run.stop is not None and run.stop.cause in ("cancel", "interrupt")
+
+
+def _accept_cancel_background(state: SessionState, command: CancelBackground) -> tuple[Event, ...]:
+    running = {call.background: call for call in (state.run.background if state.run else ())}
+    unknown = [name for name in command.names if name not in running]
+    if unknown:
+        raise NotFound(f"Nothing called {unknown[0]!r} is under way in the background; look at background().")
+    wanted = [running[name] for name in command.names] or list(running.values())
+    return tuple(CallDecided(call.ordinal, 0, "deny", by=command.by) for call in wanted if call.decision is None)
 
 
 def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:

@@ -39,6 +39,7 @@ class ToolSpec(Plain, frozen=True):
     response: JSON = None
     listens: bool = False
     retries: int = 0
+    background: bool = False
 
 
 class Limits(Plain, frozen=True):

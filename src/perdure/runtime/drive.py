@@ -20,6 +20,7 @@ from perdure.core.actions import (
     AppendEvents,
     CallModel,
     CheckCall,
+    EndOperation,
     RunTool,
     StartRun,
     SuspendCall,
@@ -28,6 +29,7 @@ from perdure.core.commands import ExpireCalls, StopRun
 from perdure.core.errors import Conflict, StaleEpoch, StoreError
 from perdure.core.events import (
     AgentPinned,
+    CallAdvanced,
     CallEnded,
     CallStarted,
     CallSuspended,
@@ -48,8 +50,8 @@ from perdure.runtime.flight import Cause, Flight, slot_of
 from perdure.runtime.limits import find_room
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.perform import perform
-from perdure.runtime.perform_call import start_of
-from perdure.runtime.perform_check import check_now
+from perdure.runtime.perform_call import start_of, take_back
+from perdure.runtime.perform_check import check_now, is_stale
 from perdure.runtime.perform_model import turn_models
 from perdure.runtime.world import World
 
@@ -146,7 +148,7 @@ class Driver:
             grew = False
             for action in next_actions(change.after):
                 # Who leaves takes no new work; an end that somebody asks for, or that is due, is none.
-                if not self._leaving or isinstance(action, AppendEvents | AbortModel | AbortCall):
+                if not self._leaving or isinstance(action, AppendEvents | AbortModel | AbortCall | EndOperation):
                     grew |= self._take(action, change, starts, checking)
 
     def _take(self, action: Action, change: Change, starts: list[Flight], checking: set[int]) -> bool:
@@ -157,7 +159,7 @@ class Driver:
             case CallModel():
                 change.add((self._intend_model(action, change.after, starts),))
             case RunTool():
-                change.add((self._intend_tool(action, change.after, starts),))
+                change.add(self._intend_tool(action, change.after, starts))
             case CheckCall():
                 if action.call in self._flights or action.call in checking:
                     return False
@@ -167,6 +169,10 @@ class Driver:
                     starts.append(Flight(action))
                     return False
                 change.add((checked,))
+            case EndOperation(call=call):
+                if call not in self._flights and not any(slot_of(flight.action) == call for flight in starts):
+                    starts.append(Flight(action))
+                return False
             case StartRun():
                 change.add(self._start_run(change.after, action))
             case SuspendCall():
@@ -218,17 +224,21 @@ class Driver:
             final=action.final,
         )
 
-    def _intend_tool(self, action: RunTool, state: SessionState, starts: list[Flight]) -> Event:
+    def _intend_tool(self, action: RunTool, state: SessionState, starts: list[Flight]) -> list[Event]:
         call = find_call(state.run, action.call)
         intent = start_of(self._desk, action, call)
         if isinstance(intent, CallStarted):
             expires_at = call.expires_at if call else None
             starts.append(Flight(action, key=intent.key, effect=intent.effect, deadline=expires_at))
-        return intent
+            if self._binding.tools[action.name].background:
+                return [intent, CallAdvanced(action.call, f"{action.name}-{action.call}", background=True)]
+        return [intent]
 
     def _suspend(self, action: SuspendCall, state: SessionState) -> Event:
         call = find_call(state.run, action.call)
         tool = self._binding.tools.get(call.name) if call else None
+        if tool is not None and action.kind == tool.kind and is_stale(self._desk, call, tool.spec):
+            return take_back(action.call)
         if tool is None or tool.expires is None or action.kind == "unknown":
             return CallSuspended(action.call, action.pause, action.kind, action.prompt, response=action.response)
         default, value = (tool.on_expiry, None) if isinstance(tool.on_expiry, str) else tool.on_expiry

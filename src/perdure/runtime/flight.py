@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from perdure.core.actions import CallModel, CheckCall, RunTool
+from perdure.core.actions import CallModel, CheckCall, EndOperation, RunTool
 from perdure.core.events import CallChecked, CallEnded, Event, ModelFailed
 from perdure.core.messages import Text
 from perdure.core.specs import Effect
@@ -21,7 +21,7 @@ class Flight:
 
     def __init__(
         self,
-        action: CallModel | CheckCall | RunTool,
+        action: CallModel | CheckCall | RunTool | EndOperation,
         *,
         max_tokens: int | None = None,
         key: str = "",
@@ -45,6 +45,9 @@ class Flight:
                 return ModelFailed("internal", reason)
             case CheckCall(call=call):
                 return CallChecked(call, "deny", "check", reason)
+            case EndOperation(call=call, name=name):
+                text = f"The operation of {name} could not be told to end: {reason}."
+                return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
             case RunTool(call=call, name=name):
                 text = f"{name} failed: {reason}."
                 acts = self.effect != "read"
@@ -57,6 +60,9 @@ class Flight:
                 return ModelFailed("stopped", "the answer was broken off")
             case CheckCall(call=call):
                 return CallChecked(call, "deny", "check", "the check was broken off")
+            case EndOperation(call=call, name=name):
+                text = f"The operation of {name} did not say in time that it ended."
+                return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
             case RunTool(call=call, name=name):
                 acts = self.effect != "read"
                 if self.cause == "timeout":
@@ -69,6 +75,6 @@ class Flight:
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
 
 
-def slot_of(action: CallModel | CheckCall | RunTool) -> int:
+def slot_of(action: CallModel | CheckCall | RunTool | EndOperation) -> int:
     """One flight per slot at a time: 0 is the model's, a call's check and its run share the call's ordinal."""
     return 0 if isinstance(action, CallModel) else action.call

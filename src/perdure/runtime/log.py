@@ -14,7 +14,8 @@ import msgspec
 from perdure.core.codec import encode_event
 from perdure.core.errors import Conflict, NotFound, Refused, StoreError, UsageError
 from perdure.core.events import Event, ModelFailed, ModelResponded, RunEnded
-from perdure.core.state import SessionState, evolve, new_state
+from perdure.core.fold import evolve
+from perdure.core.state import SessionState, new_state
 from perdure.core.views import summarise
 from perdure.ports import Batch, Clock, Entry, Opening, Record, Store
 from perdure.runtime.clock import sleep

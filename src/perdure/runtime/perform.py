@@ -6,14 +6,14 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from perdure.core.actions import Action, CallModel, CheckCall, RunTool
+from perdure.core.actions import Action, CallModel, CheckCall, EndOperation, RunTool
 from perdure.core.errors import UsageError
 from perdure.core.events import CallChecked, CallEnded, Event, ModelFailed, ModelResponded
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
 from perdure.runtime.log import as_kept
 from perdure.runtime.middleware import compose
-from perdure.runtime.perform_call import run_tool
+from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_model import call_model, number_calls
 
@@ -35,6 +35,8 @@ async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
             return await run_tool(desk, action, flight.key, flight.deadline)
         case CheckCall():
             return await check_call(desk, action)
+        case EndOperation():
+            return await end_operation(desk, action)
         case _:
             raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
 
@@ -47,7 +49,10 @@ def _fitting(desk: Desk, action: Action, event: object) -> Event:
             return replace(event, message=replace(message, parts=parts))
         case (CallModel(), ModelFailed()):
             return event
-        case (CheckCall(call=call), CallChecked(call=about)) | (RunTool(call=call), CallEnded(call=about)):
+        case (CheckCall(call=call), CallChecked(call=about)) | (
+            RunTool(call=call) | EndOperation(call=call),
+            CallEnded(call=about),
+        ):
             if call == about:
                 return event
         case _:

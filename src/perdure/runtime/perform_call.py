@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.core.actions import RunTool
+from perdure.core.actions import EndOperation, RunTool
 from perdure.core.calls import Call
 from perdure.core.codec import digest_of
 from perdure.core.errors import ToolError
@@ -19,10 +19,9 @@ from perdure.runtime.clock import sleep
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.media import Artifacts, clean_text, result_parts
-from perdure.runtime.perform_check import bound_of
+from perdure.runtime.perform_check import is_stale, prepared_of
 from perdure.runtime.spill import spill
 from perdure.runtime.tools import Tool
-from perdure.runtime.wishes import Prepared
 
 MAX_BACKOFF = 10.0
 
@@ -35,9 +34,8 @@ def start_of(desk: Desk, action: RunTool, call: Call | None) -> CallStarted | Ca
     tool = desk.binding.tools.get(action.name)
     if tool is None:
         return _not_started(action, tool, "the tool no longer exists.")
-    prepared = prepared_of(call)
-    if action.bound and action.bound != bound_of(desk, tool.spec, action.arguments, prepared):
-        return CallChecked(action.call, "stale", "changed", "What was approved has changed since.")
+    if is_stale(desk, call, tool.spec):
+        return take_back(action.call)
     try:
         key = tool.business_key(tool.parse(action.arguments)) if tool.key is not None else None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - key functions are user code
@@ -46,10 +44,20 @@ def start_of(desk: Desk, action: RunTool, call: Call | None) -> CallStarted | Ca
     return CallStarted(action.call, tool.spec.effect, action.attempt, key, tool.on_unknown)
 
 
-def prepared_of(call: Call | None) -> Prepared | None:
-    if call is None or (call.snapshot is None and not call.revision):
-        return None
-    return Prepared(call.snapshot, call.revision, ready=True, valid_until=call.valid_until)
+def take_back(call: int) -> CallChecked:
+    """What was approved is not what would run now."""
+    return CallChecked(call, "stale", "changed", "What was approved has changed since.")
+
+
+async def end_operation(desk: Desk, action: EndOperation) -> CallEnded:
+    """Tells an operation that nobody followed to end; whether it took effect until then, nobody knows."""
+    tool = desk.binding.tools.get(action.name)
+    cancel = tool.attached("cancel") if tool else None
+    said = "It was told to end" if cancel is not None else "It cannot be told to end"
+    if cancel is not None:
+        await cancel(action.operation, ToolContext(deps=desk.world.deps, session=desk.log.state.id, call=action.call))
+    text = f"{said}; it is not known what the operation {action.operation} had done until then."
+    return CallEnded(action.call, "unknown", (Text(text),), in_doubt=True)
 
 
 async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None) -> CallEnded:

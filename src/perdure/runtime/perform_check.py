@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from perdure.core.actions import CheckCall
+from perdure.core.calls import Call
 from perdure.core.codec import decode_json, digest_of, encode_json
 from perdure.core.deltas import ToolProgressed
 from perdure.core.errors import ToolError
@@ -55,7 +56,7 @@ def check_now(desk: Desk, action: CheckCall) -> CallChecked | None:
             case.view,
             desk.log.state.remembered,
             case.digest,
-            approved=action.approved,
+            approved=_is_approved(desk, action, case),
         )
     except SystemExit as error:
         # Raised by a predicate here, in the driver, it would end the program and all its sessions.
@@ -81,18 +82,40 @@ async def check_call(desk: Desk, action: CheckCall) -> CallChecked:
         case.view,
         desk.log.state.remembered,
         case.digest,
-        approved=action.approved,
+        approved=_is_approved(desk, action, case),
     )
     return _checked(desk, action, case, judgement)
 
 
 def bound_of(desk: Desk, spec: ToolSpec, arguments: str, prepared: Prepared | None) -> str:
-    """One digest over all that an approval is for: the call, its schema, the policy, who asks, and what was shown."""
+    """What an approval is for: the circumstances (schema, policy, who asks, what was shown), and the call itself."""
     state = desk.log.state
     requester = encode_json([state.tenant, state.uid, state.agent])
     shown = encode_json([prepared.snapshot, prepared.revision]) if prepared else b""
     policy = encode_json(desk.binding.spec.policy)
-    return digest_of(spec.name, _canonical(arguments), encode_json(spec), policy, requester, shown)
+    circumstances = digest_of(encode_json(spec), policy, requester, shown)
+    return f"{circumstances}:{digest_of(spec.name, _canonical(arguments))}"
+
+
+def is_stale(desk: Desk, call: Call | None, spec: ToolSpec) -> bool:
+    """Whether a call that was approved and has not begun is no longer what the person saw."""
+    if call is None or not call.bound or call.attempts:
+        return False
+    return call.bound != bound_of(desk, spec, call.arguments, prepared_of(call))
+
+
+def prepared_of(call: Call | None) -> Prepared | None:
+    if call is None or (call.snapshot is None and not call.revision):
+        return None
+    return Prepared(call.snapshot, call.revision, ready=True, valid_until=call.valid_until)
+
+
+def _is_approved(desk: Desk, action: CheckCall, case: Case) -> bool:
+    """A person who changed the arguments has approved them, in the circumstances that were shown."""
+    if not action.approved or not action.bound:
+        return action.approved
+    now = bound_of(desk, case.spec, action.arguments, case.prepared)
+    return now.partition(":")[0] == action.bound.partition(":")[0]
 
 
 def find_spec(desk: Desk, name: str) -> ToolSpec | None:

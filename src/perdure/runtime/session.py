@@ -10,7 +10,7 @@ from typing import Any, Generic
 from msgspec.structs import replace
 
 from perdure.core.codec import digest_of, encode_json
-from perdure.core.commands import ChangeSettings, ContinueRun, Decide, DecideAll, SendInput, StopRun
+from perdure.core.commands import CancelBackground, ChangeSettings, ContinueRun, Decide, DecideAll, SendInput, StopRun
 from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict
 from perdure.core.events import DecisionKind, InputAccepted
@@ -212,6 +212,15 @@ class Session(Generic[OutputT]):
                 id=id,
             ),
         )
+
+    def background(self) -> dict[str, str]:
+        """What is under way in the background: the tools, by the names of their calls."""
+        run = self._log.state.run
+        return {call.background: call.name for call in (run.background if run else ())}
+
+    async def cancel_background(self, *names: str, by: str = "") -> None:
+        """Cancels background calls by name, or all of them; the run goes on and the model is told."""
+        await self._host.request(self._log, CancelBackground(names, by))
 
     async def stop(self, *, by: str = "") -> None:
         """Graceful: tools in flight finish, the model's stream is broken off."""

@@ -29,7 +29,7 @@ import msgspec
 
 from perdure.core.codec import decode_json, encode_json
 from perdure.core.errors import UsageError
-from perdure.core.fits import check_schema
+from perdure.core.fits import check_schema, misfit
 from perdure.core.messages import JSON
 from perdure.core.specs import Effect, OnUnknown, ToolKind, ToolSpec
 from perdure.runtime.context import ToolContext
@@ -70,6 +70,7 @@ class ToolOptions(TypedDict, total=False):
         which somebody else brings
     timeout, expires: seconds, for the call and for a decision about it
     on_expiry: what is decided when nobody did: "deny" (default), "approve", or ("answer", value)
+    background: the model goes on at once, and is told of the outcome when it is there
     retries: so often a read or idempotent tool is tried again when it fails
     ask: True, or a predicate `(call) -> bool`
     sequential: waits for the calls before it
@@ -89,6 +90,7 @@ class ToolOptions(TypedDict, total=False):
     on_expiry: OnExpiry
     kind: ToolKind
     retries: int
+    background: bool
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -116,6 +118,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     on_expiry: OnExpiry = "deny"
     kind: ToolKind = "function"
     retries: int = 0
+    background: bool = False
     enclosing: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -245,7 +248,11 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             response=_response_schema(self.function) if self.kind != "function" else None,
             listens=self.attached("listen") is not None,
             retries=self.retries,
+            background=self.background,
         )
+        given = self.on_expiry[1] if isinstance(self.on_expiry, tuple) else None
+        if spec.response is not None and given is not None and (wrong := misfit(spec.response, given)):
+            raise UsageError(f"{label}: the answer of on_expiry does not fit ({wrong}); mend it.")
         defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
         return Compiled(signature, codec, defaults, _data_codec(signature, label), spec)
 
@@ -343,6 +350,8 @@ def _check(made: Tool[..., Any]) -> None:
     is_answer = isinstance(made.on_expiry, tuple) and len(made.on_expiry) == 2 and made.on_expiry[0] == "answer"
     if made.on_expiry not in ("deny", "approve") and not is_answer:
         raise UsageError(f"{label}: on_expiry={made.on_expiry!r}; take 'deny', 'approve' or ('answer', value).")
+    if made.kind != "function" and made.on_expiry == "approve":
+        raise UsageError(f"{label}: on_expiry='approve' brings no result; take 'deny' or ('answer', value).")
     target = underlying(made.function)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise UsageError(f"{label}: it is a generator; return one result and report on the way with ctx.progress().")
