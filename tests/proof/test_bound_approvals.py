@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from perdure import Agent, Conflict, NotFound, Policy, Runtime, UsageError, tool
 from perdure.core.codec import encode_event, encode_json
 from perdure.core.events import Event
-from perdure.core.messages import ToolCall
 from perdure.core.fold import fold
+from perdure.core.messages import ToolCall
 from perdure.core.views import summarise
 from perdure.events import AgentPinned, CallChecked, CallEnded, CallStarted, ModelResponded, SessionOpened
 from perdure.ports import Batch, Entry, Opening

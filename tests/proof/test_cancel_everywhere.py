@@ -43,8 +43,7 @@ async def _prove(kind: Cast, who: Who, place: Place, folder: Path, record_proper
     accepted = [cancelled for cancelled in cancels if not cancelled.refused]
     assert median(cancelled.acknowledged for cancelled in accepted) < ACKNOWLEDGED
     # Where nobody waits for the cancel, its run may be over when its turn to be committed comes.
-    if who == "other" or place == "memory":
-        assert sum(cancelled.refused for cancelled in cancels if cancelled.point != INSIDE) <= 2
+    assert sum(cancelled.refused for cancelled in cancels if cancelled.point != INSIDE) <= 2
     in_time = sum(cancelled.acknowledged < ACKNOWLEDGED for cancelled in accepted)
     record_property("figure: cancels, one per point", len(cancels))
     record_property("figure: cancels refused, as the run had ended", len(cancels) - len(accepted))

@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 
 from msgspec.structs import replace
 
-from perdure.core.events import CallAdvanced, CallChecked, CallDecided, CallEnded, CallStarted, CallSuspended
+from perdure.core.events import CallAdvanced, CallChecked, CallDecided, CallEnded, CallStarted, CallSuspended, PauseKind
 from perdure.core.messages import JSON, Plain
 from perdure.core.specs import Effect, OnUnknown, ToolKind, Verdict
 
@@ -64,6 +64,7 @@ class Call(Plain, frozen=True):
     attempts: int = 0
     pauses: int = 0
     pause: CallSuspended | None = None
+    asked_as: PauseKind | None = None
     decision: CallDecided | None = None
     end: CallEnded | None = None
 
@@ -76,7 +77,9 @@ def evolve_call(call: Call, event: CallFact) -> Call:
         case CallChecked():
             return _checked(call, event)
         case CallSuspended():
-            return replace(call, status="suspended", pause=event, pauses=event.pause, decision=None)
+            return replace(
+                call, status="suspended", pause=event, pauses=event.pause, asked_as=event.kind, decision=None
+            )
         case CallDecided() if call.background:
             return replace(call, decision=event)
         case CallDecided():

@@ -66,7 +66,8 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return replace(state, seq=seq, run=_with_fact(state.run, event))
         case CallDecided():
             remembered = _with_remembered(state, event)
-            decided = state.decided.add(event.id, _place_of(event)) if event.id else state.decided
+            decided = state.decided.add(_place_of(event), f"{event.decision}|{event.by}")
+            decided = decided.add(f"id {event.id}", _place_of(event)) if event.id else decided
             run = _with_fact(state.run, event)
             return replace(state, seq=seq, run=run, remembered=remembered, decided=decided)
         case InputAccepted():

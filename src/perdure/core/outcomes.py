@@ -20,7 +20,8 @@ def end_refused(call: Call) -> CallEnded:
     decision = call.decision
     if decision is None or decision.decision != "deny":
         return end_call(call, "denied", f"The call is not allowed ({call.rule}): {call.reason}")
-    if call.attempts and decision.by == EXPIRY:
+    # Only of a call in doubt does a denial say that it failed; the repetition of one may be denied for any reason.
+    if call.attempts and (decision.by == EXPIRY or call.asked_as != "unknown"):
         return end_unknown(call)
     who = f" by {decision.by}" if decision.by else ""
     why = f": {decision.reason.rstrip('.')}." if decision.reason else "."

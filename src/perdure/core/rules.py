@@ -397,7 +397,7 @@ def _accept_continue(state: SessionState, command: ContinueRun) -> tuple[Event, 
 
 def _accept_decision(state: SessionState, command: Decide) -> tuple[Event, ...]:
     ordinal, number = _read_pending_id(state, command.pending)
-    earlier = state.decided.get(command.id) if command.id else None
+    earlier = state.decided.get(f"id {command.id}") if command.id else None
     if earlier is not None:
         if earlier == f"{ordinal}-{number}":
             return ()
@@ -405,10 +405,10 @@ def _accept_decision(state: SessionState, command: Decide) -> tuple[Event, ...]:
     call = find_call(state.run, ordinal)
     pause = call.pause if call else None
     if pause is None or pause.pause != number:
-        settled = call.decision if call else None
-        if settled is not None and settled.pause == number:
-            who = f" by {settled.by}" if settled.by else ""
-            raise Conflict(f"{command.pending} was already decided{who}: {settled.decision}.")
+        settled = state.decided.get(f"{ordinal}-{number}")
+        if settled is not None:
+            decision, _, by = settled.partition("|")
+            raise Conflict(f"{command.pending} was already decided{f' by {by}' if by else ''}: {decision}.")
         raise Conflict(f"{command.pending} no longer waits for a decision.")
     allowed = DECISIONS[pause.kind]
     if not allowed:

@@ -193,11 +193,10 @@ class Host:
                     self.submit(log.uid)
                     return ()
                 continue
-            change = Change(state)
-            change.add(map(as_kept, events))
             try:
-                await log.append(change)
-            except Conflict:
+                events = await log.propose(lambda state: map(as_kept, accept(state, command)))
+            except (Conflict, Refused, NotFound):
+                # Refused by what has happened meanwhile, here or elsewhere: look again before saying so.
                 await log.refresh()
                 continue
             self.submit(log.uid)

@@ -96,28 +96,46 @@ class SessionLog:
         """Commits the change durably, then shows it to whoever watches."""
         try:
             async with self._lock:
-                if change.before is not self.state:
-                    raise Conflict("The session has moved on; look again.")
-                # Stores keep microseconds: what is shown live must equal what is read later.
-                at = round(self._clock.now(), 6)
-                entries = tuple(
-                    Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)
-                )
-                answered = any(isinstance(event, ModelResponded | ModelFailed | RunEnded) for event in change.events)
-                await self._store.append(
-                    Batch(
-                        self.uid,
-                        change.before.seq,
-                        entries,
-                        summarise(change.after),
-                        epoch=epoch,
-                        opening=opening,
-                        drops_draft=answered,
-                    )
-                )
-                self._apply(change, at)
+                await self._append(change, epoch, opening)
         finally:
             self._heed_hint()
+
+    async def propose(self, decide: Callable[[SessionState], Iterable[Event]]) -> tuple[Event, ...]:
+        """Appends what follows from the state as it is when its turn has come: nobody here can overtake it for ever.
+
+        Whatever `decide` raises is raised; a Conflict means that another process was first.
+        """
+        try:
+            async with self._lock:
+                change = Change(self.state)
+                change.add(decide(self.state))
+                if change.events:
+                    await self._append(change, None, None)
+                return tuple(change.events)
+        finally:
+            self._heed_hint()
+
+    async def _append(self, change: Change, epoch: int | None, opening: Opening | None) -> None:
+        if change.before is not self.state:
+            raise Conflict("The session has moved on; look again.")
+        # Stores keep microseconds: what is shown live must equal what is read later.
+        at = round(self._clock.now(), 6)
+        entries = tuple(
+            Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)
+        )
+        answered = any(isinstance(event, ModelResponded | ModelFailed | RunEnded) for event in change.events)
+        await self._store.append(
+            Batch(
+                self.uid,
+                change.before.seq,
+                entries,
+                summarise(change.after),
+                epoch=epoch,
+                opening=opening,
+                drops_draft=answered,
+            )
+        )
+        self._apply(change, at)
 
     def until(self, predicate: Callable[[SessionState], bool]) -> asyncio.Future[None]:
         """Done as soon as the committed state satisfies the predicate."""

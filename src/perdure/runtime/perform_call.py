@@ -136,17 +136,16 @@ async def _operate(
 ) -> Any:
     """Starts an operation, or finds it again, and follows it; its id is durable before anybody waits for it."""
     operation = action.operation
+    check, cancel = tool.attached("check"), tool.attached("cancel")
+    assert check is not None
     if not operation:
         started = await _invoke(desk, tool, values, context)
         if not isinstance(started, str) or not started:
             raise TypeError(f"it has a check function, so it has to return the id of its operation, not {started!r}")
         operation = started
-        expires_at = context.deadline
-        desk.note(CallAdvanced(action.call, operation, expires_at))
-        await desk.log.until(lambda state: _is_advanced(state, action.call))
-    check, cancel = tool.attached("check"), tool.attached("cancel")
-    assert check is not None
+        desk.note(CallAdvanced(action.call, operation, context.deadline))
     try:
+        await desk.log.until(lambda state: _is_advanced(state, action.call))
         return await check(operation, context)
     except asyncio.CancelledError:
         # A process that only leaves does not end what goes on elsewhere.

@@ -98,8 +98,11 @@ def bound_of(desk: Desk, spec: ToolSpec, arguments: str, prepared: Prepared | No
 
 
 def is_stale(desk: Desk, call: Call | None, spec: ToolSpec) -> bool:
-    """Whether a call that was approved and has not begun is no longer what the person saw."""
-    if call is None or not call.bound or call.attempts:
+    """Whether a call that was approved, or that a person wants repeated, is no longer what the person saw."""
+    if call is None or not call.bound:
+        return False
+    is_repeated = call.decision is not None and call.decision.decision == "retry"
+    if call.attempts and not is_repeated:
         return False
     return call.bound != bound_of(desk, spec, call.arguments, prepared_of(call))
 
