@@ -138,7 +138,7 @@ REFUSED: list[Turned] = [
     ("a decision for a call that never waited",
      log(asking("a")), decide("approve"), Conflict, "no longer waits"),
     ("a late decision for the suspension before",
-     log(WAITING, decided(1, "edit"), suspended(1, pause=2)), decide("approve"), Conflict, "no longer waits"),
+     log(WAITING, decided(1, "edit"), suspended(1, pause=2)), decide("approve"), Conflict, "already decided: edit"),
     ("a decision of another session", log(WAITING), decide("approve", "0ther-1-1"), NotFound, "no pending"),
     ("a decision that is not one", log(WAITING), decide("approve", "nonsense"), NotFound, "no pending"),
     ("a decision without an ordinal", log(WAITING), decide("approve", f"{UID}-x-1"), NotFound, "no pending"),

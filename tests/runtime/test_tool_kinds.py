@@ -57,10 +57,10 @@ async def test_an_operation_is_started_once_and_found_again_after_a_crash(store:
     yard = Yard()
     agent = clerk([call("build", name="Vasa")], "Done.", tools=[yard.tool()])
     for _ in range(3):
+        before = len(yard.checked)
         async with crashing(store, agents=[agent]) as runtime:
             session = await runtime.open(agent, id="x")
             await session.start("go", key="k")
-            before = len(yard.checked)
             await until(lambda: len(yard.checked) > before)  # noqa: B023 - awaited in this round
             (advanced,) = await events(session, CallAdvanced)
             assert advanced.operation == "op-Vasa", "in the log before anybody waits"

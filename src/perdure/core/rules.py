@@ -288,15 +288,7 @@ def _call_action(call: Call) -> Action | None:
 
 
 def _run_tool(call: Call) -> RunTool:
-    return RunTool(
-        call.ordinal,
-        call.name,
-        call.arguments,
-        call.attempts + 1,
-        call.digest,
-        call.bound,
-        call.operation,
-    )
+    return RunTool(call.ordinal, call.name, call.arguments, call.attempts + 1, call.digest, call.bound, call.operation)
 
 
 def _after_crash(call: Call) -> Action:
