@@ -162,6 +162,17 @@ async def test_questions_are_answered_in_one_decision_that_fits(memory: Store, a
         assert (outcome, msgspec.json.decode(text)) == ("ok", answers)
 
 
+async def test_a_question_that_needs_approval_is_asked_in_its_own_words(memory: Store) -> None:
+    agent = asking([call("ask_user", questions=QUESTIONS[:1])], "Thanks.", tools=[ask_user()], policy=Policy(ask=["*"]))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        (approval,) = await waiting(session)
+        assert "asks for approval" in approval.prompt
+        await session.decide(approval.id, "approve")
+        (question,) = (await soon(session.resume())).pending
+        assert (question.kind, question.prompt) == ("question", "Which colour? (red / blue)")
+
+
 async def test_all_questions_of_a_turn_can_be_answered_at_once_or_none(store: str | Store) -> None:
     one, two = ([{"question": "One?"}], [{"question": "Two?", "options": ["a", "b"]}])
     agent = asking([call("ask_user", questions=one), call("ask_user", questions=two)], "Thanks.", tools=[ask_user()])

@@ -361,6 +361,28 @@ async def test_a_tool_may_hide_tools_and_change_settings_for_one_turn(memory: St
     assert [request.settings.temperature for request in model.requests] == [0.7, 0.0, 0.0]
 
 
+async def test_a_tool_may_add_a_hidden_one_for_one_turn(memory: Store) -> None:
+    @tool(effect="read", hidden=True)
+    async def secret() -> str:
+        """Open the safe."""
+        return "open"
+
+    @tool(effect="read")
+    async def key(ctx: ToolContext[Any, Any]) -> str:
+        """Find the key."""
+        ctx.next_turn(show=["secret"])
+        return "found"
+
+    model = ScriptedModel([call("key"), call("secret"), "Done."])
+    agent = Agent(name="clerk", model=model, tools=[key, secret])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        assert (await soon(session.run("go"))).output == "Done."
+        assert [text for _, _, text in await told(session)] == ["found", "open"]
+    shown = [[spec.name for spec in request.tools] for request in model.requests]
+    assert shown == [["key"], ["key", "secret"], ["key"]]
+
+
 # Failures
 
 

@@ -52,6 +52,7 @@ class Call(Plain, frozen=True):
     approved: bool = False
     bound: str = ""
     kind: ToolKind = "function"
+    prompt: str = ""
     response: JSON = None
     snapshot: JSON = None
     revision: str = ""
@@ -107,6 +108,7 @@ def _checked(call: Call, event: CallChecked) -> Call:
         sequential=event.sequential,
         bound=event.bound,
         kind=event.kind,
+        prompt=event.prompt,
         response=event.response,
         snapshot=event.snapshot,
         revision=event.revision,

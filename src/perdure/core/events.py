@@ -177,6 +177,7 @@ class CallChecked(Plain, frozen=True, tag=True):
     sequential: bool = False
     bound: str = ""
     kind: ToolKind = "function"
+    prompt: str = ""
     response: JSON = None
     snapshot: JSON = None
     revision: str = ""

@@ -268,7 +268,7 @@ def _call_action(call: Call) -> Action | None:
         case "proposed":
             return CheckCall(call.ordinal, call.name, call.arguments, call.approved, call.bound)
         case "allowed" if call.kind != "function":
-            return SuspendCall(call.ordinal, call.pauses + 1, call.kind, call.reason, call.response)
+            return SuspendCall(call.ordinal, call.pauses + 1, call.kind, call.prompt, call.response)
         case "allowed":
             return _run_tool(call)
         case "asked":

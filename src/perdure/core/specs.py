@@ -40,6 +40,7 @@ class ToolSpec(Plain, frozen=True):
     listens: bool = False
     retries: int = 0
     background: bool = False
+    hidden: bool = False
 
 
 class Limits(Plain, frozen=True):
@@ -143,19 +144,22 @@ class Overrides(Plain, frozen=True):
 
 
 class NextTurn(Plain, frozen=True):
-    """What a tool wants of the turn after it: tools that the model does not see then, or sees alone, and settings."""
+    """What a tool wants of the turn after it: tools that the model does not see then, sees alone, or sees at last."""
 
     hide: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     settings: ModelSettings | None = None
+    show: tuple[str, ...] = ()
 
     def joined(self, other: NextTurn) -> NextTurn:
         """The wishes of several calls of one turn, the later one first."""
         settings = other.settings if self.settings is None else self.settings.merged(other.settings)
-        return NextTurn((*self.hide, *other.hide), self.only if other.only is None else other.only, settings)
+        only = self.only if other.only is None else other.only
+        return NextTurn((*self.hide, *other.hide), only, settings, (*self.show, *other.show))
 
-    def shows(self, name: str) -> bool:
-        return name not in self.hide and (self.only is None or name in self.only)
+    def shows(self, tool: ToolSpec) -> bool:
+        is_offered = tool.name in self.show or not tool.hidden
+        return is_offered and tool.name not in self.hide and (self.only is None or tool.name in self.only)
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -83,10 +83,16 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
         self.life.wishes.end(to_plain(output))
 
     def next_turn(
-        self, *, hide: Sequence[str] = (), only: Sequence[str] | None = None, settings: ModelSettings | None = None
+        self,
+        *,
+        hide: Sequence[str] = (),
+        only: Sequence[str] | None = None,
+        show: Sequence[str] = (),
+        settings: ModelSettings | None = None,
     ) -> None:
-        """Wishes for the next turn alone: tools that are hidden, or shown alone, and model settings."""
-        self.life.wishes.next = NextTurn(tuple(hide), None if only is None else tuple(only), settings)
+        """Wishes for the next turn alone: tools that are hidden, shown alone, or added (hidden ones), and settings."""
+        shown = None if only is None else tuple(only)
+        self.life.wishes.next = NextTurn(tuple(hide), shown, settings, tuple(show))
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         """Shows watchers how far the call is; never in the log."""

@@ -100,7 +100,10 @@ def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | N
         tools = (*tools, *run.tools)
     if state.has_spilled and all(tool.name != READ_OUTPUT for tool in tools):
         tools = (*tools, desk.binding.tools[READ_OUTPUT].spec)
-    return tools if next is None else tuple(tool for tool in tools if next.shows(tool.name))
+    if next is None and not any(tool.hidden for tool in tools):
+        return tools
+    wanted = next or NextTurn()
+    return tuple(tool for tool in tools if wanted.shows(tool))
 
 
 def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> Event:

@@ -70,6 +70,7 @@ class ToolOptions(TypedDict, total=False):
         which somebody else brings
     timeout, expires: seconds, for the call and for a decision about it
     on_expiry: what is decided when nobody did: "deny" (default), "approve", or ("answer", value)
+    hidden: the model sees it only in a turn for which another tool asked with ctx.next_turn(show=[…])
     background: the model goes on at once, and is told of the outcome when it is there
     retries: so often a read or idempotent tool is tried again when it fails
     ask: True, or a predicate `(call) -> bool`
@@ -91,6 +92,7 @@ class ToolOptions(TypedDict, total=False):
     kind: ToolKind
     retries: int
     background: bool
+    hidden: bool
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -119,6 +121,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     kind: ToolKind = "function"
     retries: int = 0
     background: bool = False
+    hidden: bool = False
     enclosing: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -249,6 +252,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             listens=self.attached("listen") is not None,
             retries=self.retries,
             background=self.background,
+            hidden=self.hidden,
         )
         given = self.on_expiry[1] if isinstance(self.on_expiry, tuple) else None
         if spec.response is not None and given is not None and (wrong := misfit(spec.response, given)):
