@@ -373,3 +373,18 @@ async def test_netrc_is_not_read(
     model = HttpModel("n", "m", TinyWire(), Account(provider.url, needs_key=False), client=client)
     await answer_of(model)
     assert "authorization" not in provider.requests[0].headers
+
+
+async def test_connections_are_closed_by_the_last_user_only(serve: Serve) -> None:
+    provider = await serve(endless)
+    model = tiny(provider.url)
+    model.prepare()
+    model.prepare()
+    await answer_of(model)
+    await model.close()
+    await answer_of(model)
+    assert provider.connections == 1, "another user is left"
+    await model.close()
+    await answer_of(model)
+    assert provider.connections == 2
+    await model.close()

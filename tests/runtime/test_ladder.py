@@ -260,3 +260,34 @@ async def test_what_was_odd_about_an_answer_is_noted(memory: Store) -> None:
         await soon(session.run("go"))
         (note,) = await events(session, Noted)
         assert note.data["notes"] == ["data after the end"]
+
+
+async def test_who_asks_for_no_wait_is_not_asked_four_times_in_a_moment() -> None:
+    from perdure.runtime import ladder
+
+    waits = [ladder._wait_after(ModelError.rate_limited(retry_after=0), 3) for _ in range(200)]  # pyright: ignore[reportPrivateUsage]
+    assert max(wait or 0.0 for wait in waits) > 0.5, "back-off, with full jitter"
+
+
+async def test_what_is_no_model_and_no_step_leaves_the_ladder_as_it_is(memory: Store) -> None:
+    agent = Agent(name="clerk", model=ScriptedModel(lambda _: ModelError("no", kind="auth")))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        result = await soon(session.run("go", on_model_error=lambda trouble: 5))  # type: ignore[arg-type,return-value]
+        assert result.detail == "auth: no"
+        assert len(await events(session, Noted, kind="hook_failed")) == 1
+
+
+async def test_a_price_that_fails_gives_the_probe_back_all_the_same(memory: Store) -> None:
+    clock = ManualClock()
+
+    def divide(_: object) -> float:
+        return 1 / 0
+
+    model = ScriptedModel([Reply("half", cut_after=1), "Done."], cost=divide)
+    agent = Agent(name="clerk", model=model)
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent)
+        run = await session.start("go")
+        await turned(clock, lambda: len(session.state.ended) == 1)
+        assert ((await run).output, (await run).cost_usd) == ("Done.", None)

@@ -1,4 +1,4 @@
-"""Gates: what the sessions of one process share about a model, its quota and its circuit.
+"""Gates: what the sessions of one Runtime share about a model, its quota and its circuit.
 
 Rule 1: a gate that is shut lets one probe through when its time has come; each that succeeds lets two more in, and when
 nobody is left in line the gate is open. Rule 2: who came first goes first. Rule 3: a shut gate is only ever shut for
@@ -125,7 +125,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Gates:
-    """The gates of one process: quota by whoever shares it, circuit by model."""
+    """The gates of one Runtime: quota by whoever shares it, circuit by model."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
