@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, assert_never
 
+from perdure.core.accept import DECISIONS, accept
 from perdure.core.actions import (
     AbortCall,
     AbortModel,
@@ -52,7 +53,7 @@ from perdure.core.events import (
 )
 from perdure.core.fold import evolve
 from perdure.core.messages import AssistantMessage, Text, ToolCall, Usage
-from perdure.core.rules import DECISIONS, accept, next_actions
+from perdure.core.rules import next_actions
 from perdure.core.specs import AgentSpec, Limits, Overrides
 from perdure.core.state import SessionState, find_call, in_flight, new_state
 from perdure.core.transcript import unpaired

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from perdure.core.accept import DECISIONS, accept
 from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, UsageError
 from perdure.core.events import CallDecided, Event, InputAccepted, RunEnded, RunResumed, StopRequested
 from perdure.core.fold import fold
 from perdure.core.messages import Text
-from perdure.core.rules import DECISIONS, accept
 from perdure.core.specs import Limits, Overrides
 from tests.core.logs import (
     UID,

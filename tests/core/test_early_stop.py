@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.core.accept import accept
 from perdure.core.actions import AppendEvents, StartRun
 from perdure.core.commands import StopRun
 from perdure.core.errors import Refused
 from perdure.core.events import Event, InputAccepted, RunEnded, RunStarted, SessionOpened, StopRequested
 from perdure.core.fold import fold
 from perdure.core.messages import Text
-from perdure.core.rules import accept, next_actions
+from perdure.core.rules import next_actions
 
 OPENED = SessionOpened("u", "s", "clerk")
 QUEUED: list[Event] = [OPENED, InputAccepted(1, (Text("go"),)), InputAccepted(2, (Text("later"),))]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.core.accept import pending_id
 from perdure.core.actions import AppendEvents, CallModel, CheckCall, RunTool, StartRun, SuspendCall
 from perdure.core.events import (
     CallChecked,
@@ -31,7 +32,7 @@ from perdure.core.messages import (
     UserMessage,
     estimate_tokens,
 )
-from perdure.core.rules import next_actions, pending_id
+from perdure.core.rules import next_actions
 from perdure.core.state import SessionState
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import Pending, Summary, pending_of, summarise

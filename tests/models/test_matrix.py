@@ -273,7 +273,7 @@ ROWS: dict[str, Row] = {
     ),
     "nothing, once": Row(lambda format: [answer(format, ModelResponse((), "end", USAGE))]),
     "nothing, again and again": Row(
-        lambda format: [answer(format, ModelResponse((), "end", USAGE))] * 3, "failed", "loop guard"
+        lambda format: [answer(format, ModelResponse((), "end", USAGE))] * 2, "failed", "loop guard"
     ),
     "data behind the end": Row(
         lambda format: [answer(format, GOOD, events_of(format, TEXT)[1], stream_of(format, TEXT))], look=noted

@@ -128,17 +128,18 @@ async def test_an_edited_call_is_run_as_edited_and_the_model_is_told(store: str 
         assert checks[0].digest != checks[1].digest, "the approval is bound to what was approved"
 
 
-async def test_an_edit_is_validated_again(store: str | Store) -> None:
+async def test_an_edit_that_does_not_fit_is_refused(store: str | Store) -> None:
     agent = asker([call("mail", to="bob")], "I see.")
     async with Runtime(store, agents=[agent]) as runtime:
         session = await runtime.open(agent, id="x")
         (pending,) = await waiting(session)
-        await session.decide(pending.id, "edit", arguments={"to": "eve", "copies": 3})
+        for wrong in ({"to": "eve", "copies": 3}, {"copies": 1}, {"to": "eve", "copies": "x"}, {"to": "eve", "bcc": 1}):
+            with pytest.raises(Refused, match="The arguments do not fit mail"):
+                await session.decide(pending.id, "edit", arguments=wrong)
+        assert await session.pending() == (pending,), "a refused edit decides nothing"
+        await session.decide(pending.id, "edit", arguments={"to": "eve"})
         assert (await finish(session)).output == "I see."
-        ((_, outcome, text),) = await told(session)
-        assert outcome == "error"
-        assert "`copies`" in text
-        assert ledger == []
+        assert ledger == [("eve", 1)]
 
 
 async def test_an_edit_does_not_pass_a_deny(store: str | Store) -> None:

@@ -12,8 +12,8 @@ from perdure.cli.answers import who
 from perdure.cli.questions import questions_of
 from perdure.cli.terminal import patience, print_json, store_url
 from perdure.cli.words import shell
+from perdure.core.accept import DECISIONS
 from perdure.core.errors import NotFound, Refused
-from perdure.core.rules import DECISIONS
 from perdure.core.views import Pending
 from perdure.runtime.session import Session
 from perdure.wiring import Runtime

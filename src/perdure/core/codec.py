@@ -64,12 +64,8 @@ def decode_event(data: bytes) -> Event:
 
 def digest_of(*parts: bytes | str) -> str:
     """128 bits over the parts, each with its length, as hex."""
-    hasher = blake2b(digest_size=16)
-    for part in parts:
-        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
-        hasher.update(b"%d:" % len(data))
-        hasher.update(data)
-    return hasher.hexdigest()
+    read = [part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass") for part in parts]
+    return blake2b(b"".join([b"%d:%b" % (len(data), data) for data in read]), digest_size=16).hexdigest()
 
 
 def _is_nested_deeper(data: bytes, limit: int) -> bool:

@@ -6,10 +6,13 @@ Rule 1: a keyword that is not known here makes the schema unusable; nothing is c
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, cast
 
+from perdure.core.codec import decode_json
 from perdure.core.errors import UsageError
 from perdure.core.messages import JSON
+from perdure.core.specs import ToolSpec
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -63,6 +66,15 @@ def _parts_of(fields: dict[str, Any]) -> list[JSON]:
 def misfit(schema: JSON, value: JSON) -> str:
     """What is wrong with the value, and where; nothing if it fits."""
     return _misfit(schema, value, "", schema, MAX_DEPTH)
+
+
+def misfit_arguments(tools: Iterable[ToolSpec], name: str, arguments: str) -> str:
+    """What is wrong with a call's arguments, as far as its tool's schema says; only the tool itself knows all."""
+    spec = next((tool for tool in tools if tool.name == name), None)
+    try:
+        return misfit(spec.parameters, decode_json(arguments)) if spec and spec.parameters is not None else ""
+    except ValueError as error:
+        return str(error)
 
 
 def _misfit(schema: JSON, value: JSON, at: str, root: JSON, depth: int) -> str:

@@ -321,7 +321,7 @@ def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
     )
     values = _changed(state.values, event.changes, "session/")
     state = replace(state, run=run, values=values, has_spilled=state.has_spilled or event.spilled)
-    return _add_results(state, run.calls) if all(c.status == "ended" for c in run.calls) else state
+    return state if [c for c in run.calls if c.status != "ended"] else _add_results(state, run.calls)
 
 
 def _on_background_ended(state: SessionState, run: RunState, call: Call, event: CallEnded) -> SessionState:
@@ -338,6 +338,8 @@ def _on_background_ended(state: SessionState, run: RunState, call: Call, event: 
 
 def _changed(values: dict[str, JSON], changes: dict[str, JSON], scope: str) -> dict[str, JSON]:
     """The values of one scope after a call's changes, whose keys say their scope."""
+    if not changes:
+        return values
     own = {name.removeprefix(scope): value for name, value in changes.items() if name.startswith(scope)}
     return {**values, **own} if own else values
 

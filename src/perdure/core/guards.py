@@ -32,11 +32,13 @@ class Grace(Plain, frozen=True):
 
 
 class Circles(Plain, frozen=True):
-    """What a run has done to no effect so far."""
+    """What a run has done to no effect so far; `repeats` by name and digest, `longest` the longest row of them."""
 
     empty: int = 0
     truncated: int = 0
-    repeats: tuple[Repeat, ...] = ()
+    repeats: dict[tuple[str, str], Repeat] = {}
+    latest: Repeat | None = None
+    longest: Repeat | None = None
     failures: dict[str, int] = {}
     grace: Grace | None = None
 
@@ -68,20 +70,21 @@ def grace_of(circles: Circles, limit: int | None, turn: int) -> Grace | None:
 
 
 def after_call(circles: Circles, name: str, digest: str, event: CallEnded) -> Circles:
-    known: Repeat | None = None
-    others: list[Repeat] = []
-    for earlier in circles.repeats:
-        if earlier.name == name and earlier.digest == digest:
-            known = earlier
-        else:
-            others.append(earlier)
+    repeats = circles.repeats.copy()
+    known = repeats.pop((name, digest), None)
     same = known is not None and known.parts == event.parts
     repeat = Repeat(name, digest, event.parts, known.count + 1 if same and known else 1)
+    repeats[name, digest] = repeat
+    if len(repeats) > REMEMBERED_CALLS:
+        del repeats[next(iter(repeats))]
+    longest = circles.longest
+    if longest is None or repeat.count > longest.count:
+        longest = repeat
     has_failed = event.outcome in ("error", "timeout")
     failures = circles.failures
     if has_failed or name in failures:
         failures = {**failures, name: failures.get(name, 0) + 1 if has_failed else 0}
-    return replace(circles, repeats=(*others, repeat)[-REMEMBERED_CALLS:], failures=failures)
+    return replace(circles, repeats=repeats, latest=repeat, longest=longest, failures=failures)
 
 
 def nudge_answer(circles: Circles, guards: Guards) -> str:
@@ -100,7 +103,7 @@ def nudge_results(circles: Circles, guards: Guards) -> str:
     limit = guards.truncated_calls
     if limit is not None and 0 < circles.truncated < limit:
         return "Your last tool call was cut off at the output limit and was not carried out. Make it shorter."
-    repeat = circles.repeats[-1] if circles.repeats else None
+    repeat = circles.latest
     if repeat is None or guards.repeated_calls is None or repeat.count != guards.repeated_calls - 1:
         return ""
     times = f"{repeat.count} times with the same arguments and the same result"
@@ -115,7 +118,7 @@ def tripped(circles: Circles, guards: Guards, turn: int, *, has_calls: bool) -> 
         return f"loop guard: {circles.empty} empty answers in a row"
     if guards.truncated_calls is not None and circles.truncated >= guards.truncated_calls:
         return f"loop guard: {circles.truncated} truncated tool calls in a row"
-    for repeat in circles.repeats:
-        if guards.repeated_calls is not None and repeat.count >= guards.repeated_calls:
-            return f"loop guard: {repeat.name} called {repeat.count} times with the same arguments and result"
+    repeat = circles.longest
+    if repeat is not None and guards.repeated_calls is not None and repeat.count >= guards.repeated_calls:
+        return f"loop guard: {repeat.name} called {repeat.count} times with the same arguments and result"
     return ""

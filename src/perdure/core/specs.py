@@ -73,7 +73,7 @@ class PolicySpec(Plain, frozen=True):
 class Guards(Plain, frozen=True):
     """After how many useless steps a run is ended; the model is told one step before. None switches a guard off."""
 
-    empty_answers: int | None = 3
+    empty_answers: int | None = 2
     repeated_calls: int | None = 4
     truncated_calls: int | None = 3
 

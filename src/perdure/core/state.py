@@ -144,4 +144,4 @@ def in_flight(state: SessionState) -> bool:
     if run.awaiting == "model":
         return True
     calls = (*run.calls, *run.background) if run.background else run.calls
-    return any(call.status == "started" for call in calls)
+    return "started" in [call.status for call in calls]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from perdure.core.accept import pending_id
 from perdure.core.codec import decode_json
 from perdure.core.events import PauseKind
 from perdure.core.messages import JSON, Plain
-from perdure.core.rules import next_actions, pending_id
+from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, in_flight
 
 Status = Literal["idle", "running", "waiting"]
@@ -37,19 +38,24 @@ class Summary(Plain, frozen=True):
 
 
 def pending_of(state: SessionState) -> tuple[Pending, ...]:
-    return tuple(
-        Pending(
-            pending_id(state, call),
-            call.pause.kind,
-            state.id,
-            call.ordinal,
-            call.name,
-            _shown(call.arguments),
-            call.pause.prompt,
-            call.pause.expires_at,
+    waiting = [call for call in state.run.calls if call.pause] if state.run else []
+    return (
+        tuple(
+            Pending(
+                pending_id(state, call),
+                call.pause.kind,
+                state.id,
+                call.ordinal,
+                call.name,
+                _shown(call.arguments),
+                call.pause.prompt,
+                call.pause.expires_at,
+            )
+            for call in waiting
+            if call.pause
         )
-        for call in (state.run.calls if state.run else ())
-        if call.pause
+        if waiting
+        else ()
     )
 
 

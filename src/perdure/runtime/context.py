@@ -33,7 +33,7 @@ class Life:
     __slots__ = ("cancelled", "closed", "event", "thread", "waits", "wishes")
 
     def __init__(self) -> None:
-        self.wishes = Wishes()
+        self.wishes: Wishes | None = None
         self.cancelled = False
         self.closed = False
         self.thread = get_ident()
@@ -72,15 +72,15 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
 
     def get(self, key: StateKey[T]) -> T:
         """The value of a state key as it stands for this call."""
-        return self.life.wishes.get(key, self.state)
+        return self._wishes().get(key, self.state)
 
     def set(self, key: StateKey[T], value: T) -> None:
         """Changes a state key; it is committed with the call's outcome, or not at all."""
-        self.life.wishes.set(key, value, self.state)
+        self._wishes().set(key, value)
 
     def end_run(self, output: Any) -> None:
         """The run ends with this output, as soon as the other calls of the turn have ended."""
-        self.life.wishes.end(to_plain(output))
+        self._wishes().end(to_plain(output))
 
     def next_turn(
         self,
@@ -92,7 +92,7 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
     ) -> None:
         """Wishes for the next turn alone: tools that are hidden, shown alone, or added (hidden ones), and settings."""
         shown = None if only is None else tuple(only)
-        self.life.wishes.next = NextTurn(tuple(hide), shown, settings, tuple(show))
+        self._wishes().next = NextTurn(tuple(hide), shown, settings, tuple(show))
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         """Shows watchers how far the call is; never in the log."""
@@ -141,6 +141,12 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
     def close(self) -> None:
         """The call has ended; for the runtime."""
         self.life.closed = True
+
+    def _wishes(self) -> Wishes:
+        """Most calls want nothing beside their result, so there are none until somebody asks."""
+        if self.life.wishes is None:
+            self.life.wishes = Wishes()
+        return self.life.wishes
 
     def _show(self, delta: Delta) -> None:
         if self.publish is None or self.life.closed:

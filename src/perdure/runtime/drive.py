@@ -13,6 +13,7 @@ from typing import TypeVar, assert_never
 
 from msgspec.structs import replace
 
+from perdure.core.accept import accept
 from perdure.core.actions import (
     AbortCall,
     AbortModel,
@@ -40,7 +41,7 @@ from perdure.core.events import (
     RunResumed,
     RunStarted,
 )
-from perdure.core.rules import accept, next_actions
+from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding

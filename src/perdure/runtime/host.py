@@ -9,13 +9,13 @@ from secrets import token_hex
 from typing import Any
 from weakref import WeakValueDictionary
 
+from perdure.core.accept import accept
 from perdure.core.commands import Command
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StaleEpoch, UsageError
 from perdure.core.events import Event, Origin, SessionOpened
 from perdure.core.fits import check_schema
 from perdure.core.fold import fold
 from perdure.core.fork import fork_events
-from perdure.core.rules import accept
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunSummary, SessionState
 from perdure.core.views import Pending, summarise

@@ -122,7 +122,9 @@ class Ladder:
         self._attempts += 1
         self._before = len(self._items)
         self._entry = None
-        entry = await self._enter(model, has_next=has_next)
+        entry = self._gates.approach(model)
+        if not (entry.circuit.is_open and entry.quota.is_open):
+            entry = await self._enter(model, entry, has_next=has_next)
         request = self._request
         if request.model != model.name:
             request = self._request = replace(request, model=model.name)
@@ -140,12 +142,9 @@ class Ladder:
             self._note("model_notes", model=model.name, notes=response.notes)
         return replace(response, parts=join_answer(request.prefix, response.parts)) if request.prefix else response
 
-    async def _enter(self, model: Model, *, has_next: bool) -> Entry:
-        """Through the model's gates; a ModelError where waiting would not help, or another model will do."""
-        entry = self._gates.approach(model)
+    async def _enter(self, model: Model, entry: Entry, *, has_next: bool) -> Entry:
+        """Through gates that are shut; a ModelError where waiting would not help, or another model will do."""
         circuit, quota = entry.circuit, entry.quota
-        if circuit.is_open and quota.is_open:
-            return entry
         wait = max(circuit.opens_in, quota.opens_in)
         is_tripped = not circuit.is_open and (circuit.opens_in or circuit.is_probed)
         if wait > LONGEST_WAIT or (has_next and is_tripped):

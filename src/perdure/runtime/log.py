@@ -23,6 +23,7 @@ from perdure.runtime.feed import Feed
 from perdure.runtime.recourse import OnModelError
 
 ASK_AGAIN_AFTER = 1.0
+ENDS_DRAFT = frozenset((ModelResponded, ModelFailed, RunEnded))
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
@@ -120,15 +121,13 @@ class SessionLog:
             raise Conflict("The session has moved on; look again.")
         # Stores keep microseconds: what is shown live must equal what is read later.
         at = round(self._clock.now(), 6)
-        entries = tuple(
-            Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)
-        )
-        answered = any(isinstance(event, ModelResponded | ModelFailed | RunEnded) for event in change.events)
+        entries = [Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)]
+        answered = not ENDS_DRAFT.isdisjoint(map(type, change.events))
         await self._store.append(
             Batch(
                 self.uid,
                 change.before.seq,
-                entries,
+                tuple(entries),
                 summarise(change.after),
                 epoch=epoch,
                 opening=opening,

@@ -12,7 +12,7 @@ from perdure.core.actions import EndOperation, RunTool
 from perdure.core.calls import Call
 from perdure.core.codec import digest_of
 from perdure.core.errors import ToolError
-from perdure.core.events import CallAdvanced, CallChecked, CallDecided, CallEnded, CallStarted
+from perdure.core.events import CallAdvanced, CallChecked, CallEnded, CallStarted
 from perdure.core.messages import Part, Text
 from perdure.core.state import SessionState, find_call
 from perdure.runtime.clock import sleep
@@ -70,7 +70,7 @@ async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None
         return _not_started(action, tool, "what was prepared has expired; prepare it again.")
     try:
         values = tool.parse(action.arguments)
-        context = _context(desk, action, key, deadline)
+        context = _context(desk, action, call, key, deadline)
     except ValueError as error:
         return _not_started(action, tool, error)
     desk.contexts[action.call] = context
@@ -92,6 +92,8 @@ async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None
 
 def _ended(desk: Desk, action: RunTool, parts: tuple[Part, ...], context: ToolContext[Any, Any]) -> CallEnded:
     wishes = context.life.wishes
+    if wishes is None:
+        return CallEnded(action.call, "ok", parts)
     if wrong := wishes.conflict(action.call, desk.log.state):
         text = f"{action.name} (call {action.call}) and another call of this turn used the same state: {wrong}."
         return CallEnded(action.call, "error", (Text(text),), in_doubt=True)
@@ -159,8 +161,9 @@ def _is_advanced(state: SessionState, ordinal: int) -> bool:
     return call is None or bool(call.operation)
 
 
-def _context(desk: Desk, action: RunTool, key: str, deadline: float | None) -> ToolContext[Any, Any]:
+def _context(desk: Desk, action: RunTool, call: Call | None, key: str, deadline: float | None) -> ToolContext[Any, Any]:
     state = desk.log.state
+    decision = call.decision if call else None
     return ToolContext(
         deps=desk.world.deps,
         data=desk.data(action.name),
@@ -172,17 +175,12 @@ def _context(desk: Desk, action: RunTool, key: str, deadline: float | None) -> T
         attempt=action.attempt,
         state=state,
         deadline=deadline,
-        decision=decided.value if (decided := _decision(state, action.call)) else None,
-        prepared=prepared_of(find_call(state.run, action.call)),
+        decision=decision.value if decision else None,
+        prepared=prepared_of(call),
         artifacts=Artifacts(desk.world.store, desk.log.uid),
         publish=desk.publish,
         loop=asyncio.get_running_loop(),
     )
-
-
-def _decision(state: SessionState, ordinal: int) -> CallDecided | None:
-    call = find_call(state.run, ordinal)
-    return call.decision if call else None
 
 
 async def _invoke(desk: Desk, tool: Tool[..., Any], values: dict[str, Any], context: ToolContext[Any, Any]) -> Any:

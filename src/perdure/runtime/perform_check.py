@@ -199,7 +199,7 @@ def _checked(desk: Desk, action: CheckCall, case: Case, judgement: Judgement) ->
         sequential=spec.sequential,
         bound=bound_of(desk, spec, action.arguments, prepared) if asks else "",
         kind=spec.kind,
-        prompt=show_questions(questions),
+        prompt=show_questions(questions) if questions else "",
         response=response_schema(questions) if questions else spec.response,
         snapshot=prepared.snapshot if prepared else None,
         revision=prepared.revision if prepared else "",

@@ -41,8 +41,10 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
         request = await _build_request(desk, state, run, action, max_tokens)
     except Exception as error:  # noqa: BLE001 - instructions and resolvers are user code
         return ModelFailed("internal", describe(error))
-    given = (desk.log.recourses.get(number) for number in reversed(run.inputs))
-    recourse = next(filter(None, given), desk.binding.agent.on_model_error)
+    recourse = desk.binding.agent.on_model_error
+    if recourses := desk.log.recourses:
+        given = (recourses.get(number) for number in reversed(run.inputs))
+        recourse = next(filter(None, given), recourse)
     came = await Ladder(desk, action, models, request, recourse).climb()
     if isinstance(came, GaveUp):
         wasted = came.waste.usage

@@ -23,7 +23,7 @@ SHOWN = 4_000
 
 def spill(parts: Sequence[Part], artifacts: Artifacts) -> tuple[Part, ...]:
     """The parts as the log keeps them; what was too large is put with the artifacts."""
-    return tuple(_spill(part, artifacts) if isinstance(part, Text) else part for part in parts)
+    return tuple([_spill(part, artifacts) if isinstance(part, Text) else part for part in parts])
 
 
 def _spill(part: Text, artifacts: Artifacts) -> Text:

@@ -75,7 +75,7 @@ class Wishes:
         change: T = self.changes[key.name]
         return change if key.reducer is None else key.reducer(key.read(state), change)
 
-    def set(self, key: StateKey[T], value: T, state: SessionState) -> None:
+    def set(self, key: StateKey[T], value: T) -> None:
         key.codec.encode(value)
         self.touched[key.name] = key
         known = self.changes.get(key.name)

@@ -1,0 +1,207 @@
+"""accept: what a request from outside becomes: events, or a refusal with a typed error.
+
+Rule: it reads the state alone, and what it refuses has changed nothing.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from perdure.core.calls import Call
+from perdure.core.commands import (
+    CancelBackground,
+    ChangeSettings,
+    Command,
+    ContinueRun,
+    Decide,
+    DecideAll,
+    ExpireCalls,
+    SendInput,
+    StopRun,
+)
+from perdure.core.errors import Conflict, NotFound, Refused, UsageError
+from perdure.core.events import (
+    CallDecided,
+    DecisionKind,
+    Event,
+    InputAccepted,
+    PauseKind,
+    SettingsChanged,
+    StopRequested,
+)
+from perdure.core.fits import misfit, misfit_arguments
+from perdure.core.outcomes import EXPIRY
+from perdure.core.specs import ToolSpec
+from perdure.core.state import RunState, SessionState, find_call
+
+DECISIONS: dict[PauseKind, tuple[DecisionKind, ...]] = {
+    "approval": ("approve", "deny", "edit", "answer"),
+    "unknown": ("answer", "deny", "retry"),
+    "question": ("answer", "deny"),
+    "frontend": ("answer", "deny"),
+    "external": ("answer", "deny"),
+    "listen": ("approve", "deny"),
+    "child": (),
+}
+
+
+def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
+    """The events that a request becomes; none if the log already says so."""
+    match command:
+        case SendInput():
+            return _accept_input(state, command)
+        case ContinueRun():
+            return _accept_continue(state, command)
+        case Decide():
+            return _accept_decision(state, command)
+        case DecideAll(decisions=decisions):
+            return tuple(event for decision in decisions for event in _accept_decision(state, decision))
+        case StopRun():
+            return _accept_stop(state, command)
+        case CancelBackground():
+            return _accept_cancel_background(state, command)
+        case ChangeSettings(model=model, settings=settings):
+            is_known = model == state.model and settings == state.settings
+            return () if is_known else (SettingsChanged(model, settings),)
+        case ExpireCalls(now=now):
+            return _expire(state, now)
+        case _:
+            assert_never(command)
+
+
+def _accept_input(state: SessionState, command: SendInput) -> tuple[Event, ...]:
+    if not command.parts:
+        raise UsageError("The input is empty; say what the agent shall do.")
+    known = state.keys.get(command.key) if command.key is not None else None
+    if known is not None:
+        if known.digest == command.digest:
+            return ()
+        raise Conflict(f"The key {command.key!r} was used for another input; take a new key for new work.")
+    if command.busy == "refuse" and (state.run or state.queue):
+        raise Refused("The session is busy; wait for its run to end, or send with busy='queue'.")
+    accepted = InputAccepted(
+        state.inputs + 1,
+        command.parts,
+        busy=command.busy,
+        key=command.key,
+        digest=command.digest,
+        overrides=command.overrides,
+    )
+    if command.busy == "interrupt" and state.run and not _is_forced(state.run):
+        return (accepted, StopRequested(state.run.run, "interrupt"))
+    return (accepted,)
+
+
+def _accept_continue(state: SessionState, command: ContinueRun) -> tuple[Event, ...]:
+    if state.run or state.queue:
+        raise Refused("The session has a run under way; decide what it waits for, or stop it first.")
+    if not len(state.ended):
+        raise Refused("The session has no run yet; send an input.")
+    last = state.ended[-1]
+    if last.reason in ("completed", "refusal"):
+        raise Refused(f"The last run is {last.reason}; send an input to go on.")
+    return (InputAccepted(state.inputs + 1, overrides=command.overrides, continues=last.run),)
+
+
+def _accept_decision(state: SessionState, command: Decide) -> tuple[Event, ...]:
+    ordinal, number = _read_pending_id(state, command.pending)
+    earlier = state.decided.get(f"id {command.id}") if command.id else None
+    if earlier is not None:
+        if earlier == f"{ordinal}-{number}":
+            return ()
+        raise Conflict(f"The decision {command.id!r} was made about another call; give each decision its own id.")
+    call = find_call(state.run, ordinal)
+    pause = call.pause if call else None
+    if pause is None or pause.pause != number:
+        settled = state.decided.get(f"{ordinal}-{number}")
+        if settled is not None:
+            decision, _, by = settled.partition("|")
+            raise Conflict(f"{command.pending} was already decided{f' by {by}' if by else ''}: {decision}.")
+        raise Conflict(f"{command.pending} no longer waits for a decision.")
+    allowed = DECISIONS[pause.kind]
+    if not allowed:
+        raise Refused(f"{command.pending} waits for its own session; decide what that one waits for.")
+    if command.decision not in allowed:
+        raise Refused(f"{pause.kind} takes {' or '.join(allowed)}, not {command.decision}.")
+    if command.arguments is None and command.decision == "edit":
+        raise UsageError("An edit needs arguments={…}.")
+    if (
+        call
+        and command.arguments is not None
+        and (wrong := misfit_arguments(_tools(state), call.name, command.arguments))
+    ):
+        raise Refused(f"The arguments do not fit {call.name} ({wrong}); edit them again.")
+    schema = pause.response if command.decision == "answer" else None
+    if schema is not None and (wrong := misfit(schema, command.value)):
+        raise Refused(f"The answer does not fit ({wrong}); answer again.")
+    return (
+        CallDecided(
+            ordinal,
+            number,
+            command.decision,
+            by=command.by,
+            reason=command.reason,
+            value=command.value,
+            arguments=command.arguments,
+            remember=command.remember,
+            id=command.id,
+        ),
+    )
+
+
+def _tools(state: SessionState) -> tuple[ToolSpec, ...]:
+    return (*(state.spec.tools if state.spec else ()), *(state.run.tools if state.run else ()))
+
+
+def pending_id(state: SessionState, call: Call) -> str:
+    return f"{state.uid}-{call.ordinal}-{call.pauses}"
+
+
+def _read_pending_id(state: SessionState, pending: str) -> tuple[int, int]:
+    rest, _, number = pending.rpartition("-")
+    uid, _, ordinal = rest.rpartition("-")
+    # Python refuses to read numbers of thousands of digits with an error that is not ours.
+    is_short = len(ordinal) < 20 and len(number) < 20
+    is_numbered = is_short and ordinal.isdecimal() and number.isdecimal()
+    if uid != state.uid or not is_numbered or not 0 < int(ordinal) <= state.calls:
+        raise NotFound(f"Session {state.id!r} has no pending decision {pending!r}; list them with pending().")
+    return int(ordinal), int(number)
+
+
+def _is_forced(run: RunState) -> bool:
+    return run.stop is not None and run.stop.cause in ("cancel", "interrupt")
+
+
+def _accept_cancel_background(state: SessionState, command: CancelBackground) -> tuple[Event, ...]:
+    running = {call.background: call for call in (state.run.background if state.run else ())}
+    unknown = [name for name in command.names if name not in running]
+    if unknown:
+        raise NotFound(f"Nothing called {unknown[0]!r} is under way in the background; look at background().")
+    wanted = [running[name] for name in command.names] or list(running.values())
+    return tuple(CallDecided(call.ordinal, 0, "deny", by=command.by) for call in wanted if call.decision is None)
+
+
+def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:
+    run = state.run
+    if run is None and not state.queue:
+        raise Refused("The session has no open run.")
+    # An input that was accepted is a run to be: it can be stopped before anybody has started it.
+    stop = run.stop if run else state.early_stop
+    if stop and (stop.cause in ("cancel", "interrupt") or command.cause != "cancel"):
+        return ()
+    return (StopRequested(run.run if run else state.runs + 1, command.cause, command.by),)
+
+
+def _expire(state: SessionState, now: float) -> tuple[Event, ...]:
+    return tuple(
+        CallDecided(
+            call.ordinal,
+            call.pauses,
+            call.pause.default,
+            by=EXPIRY,
+            reason="nobody decided in time",
+            value=call.pause.default_value,
+        )
+        for call in (state.run.calls if state.run else ())
+        if call.pause and call.pause.expires_at is not None and call.pause.expires_at <= now
+    )
