@@ -202,9 +202,9 @@ def test_a_reservation_that_was_settled_costs_what_was_used() -> None:
 
 def test_the_context_is_what_the_provider_counted_plus_an_estimate() -> None:
     state = folded(running(), turn(), called("a", usage=Usage(100, 20)), started(1), ended(1))
-    assert state.context_tokens == 120 + 1
-    assert folded(running()).context_tokens == 2
-    assert folded(running(), turn(), answered("12345678")).context_tokens == 2 + 3
+    assert state.context_tokens == 120 + 4 + 10 + 1
+    assert folded(running()).context_tokens == 4 + 2
+    assert folded(running(), turn(), answered("12345678")).context_tokens == 4 + 2 + 4 + 3
 
 
 def test_inputs_are_taken_once_by_the_run_that_read_them() -> None:

@@ -101,12 +101,12 @@ async def test_tokens(store: str | Store) -> None:
 
 async def test_a_model_is_told_how_long_its_answer_may_be(memory: Store) -> None:
     model = ScriptedModel(["Done."])
-    agent = busy(Limits(tokens=50), model=model)
+    agent = busy(Limits(tokens=100), model=model)
     async with Runtime(memory, agents=[agent]) as runtime:
         await soon((await runtime.open(agent)).run("a" * 80))
     size = model.requests[0].settings.max_tokens
     assert size is not None
-    assert size <= 50 - 20
+    assert size <= 100 - 20
 
 
 async def test_a_prompt_beyond_the_limit_is_not_sent(memory: Store) -> None:
@@ -299,7 +299,7 @@ async def test_time_in_a_dead_process_does_not_count(store: str | Store) -> None
     [
         (Limits(turns=2, at_limit="answer"), "turns"),
         (Limits(calls=1, at_limit="answer"), "calls"),
-        (Limits(tokens=40, at_limit="answer"), "tokens"),
+        (Limits(tokens=120, at_limit="answer"), "tokens"),
         (Limits(cost_usd=0.01, at_limit="answer"), "cost_usd"),
     ],
 )

@@ -45,6 +45,7 @@ async def test_middleware_sees_every_action_and_its_event(store: str | Store) ->
         ("CheckCall", "CallChecked"),
         ("RunTool", "CallEnded"),
         ("CallModel", "ModelResponded"),
+        ("EndRun", "RunEnded"),
     ]
 
 
@@ -63,7 +64,7 @@ async def test_the_runtimes_middleware_is_outside_the_agents_and_the_first_is_ou
     agent = clerk("Done.", middleware=[layer("agent 1"), layer("agent 2")])
     async with Runtime(memory, agents=[agent], middleware=[layer("runtime 1"), layer("runtime 2")]) as runtime:
         await (await runtime.open(agent)).run("go")
-    assert order == [
+    through = [
         "runtime 1 in",
         "runtime 2 in",
         "agent 1 in",
@@ -73,6 +74,7 @@ async def test_the_runtimes_middleware_is_outside_the_agents_and_the_first_is_ou
         "runtime 2 out",
         "runtime 1 out",
     ]
+    assert order == through * 2, "the model's call, and the end of the run"
 
 
 async def test_an_agents_middleware_is_its_own(memory: Store) -> None:
@@ -88,7 +90,7 @@ async def test_an_agents_middleware_is_its_own(memory: Store) -> None:
         await (await runtime.open(without)).run("go")
         assert names == []
         await (await runtime.open(with_it)).run("go")
-        assert names == ["CallModel"]
+        assert names == ["CallModel", "EndRun"]
 
 
 async def test_middleware_may_change_what_comes_back(store: str | Store) -> None:

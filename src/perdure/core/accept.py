@@ -11,11 +11,15 @@ from perdure.core.calls import Call
 from perdure.core.commands import (
     CancelBackground,
     ChangeSettings,
+    ChangeState,
     Command,
+    CompactView,
     ContinueRun,
+    CutHistory,
     Decide,
     DecideAll,
     ExpireCalls,
+    ImportHistory,
     SendInput,
     StopRun,
 )
@@ -24,15 +28,18 @@ from perdure.core.events import (
     CallDecided,
     DecisionKind,
     Event,
+    HistoryCut,
     InputAccepted,
+    InputChanged,
     PauseKind,
     SettingsChanged,
+    StateChanged,
     StopRequested,
 )
 from perdure.core.fits import misfit, misfit_arguments
 from perdure.core.outcomes import EXPIRY
 from perdure.core.specs import ToolSpec
-from perdure.core.state import RunState, SessionState, find_call
+from perdure.core.state import RunState, SessionState, find_call, has_due_input
 
 DECISIONS: dict[PauseKind, tuple[DecisionKind, ...]] = {
     "approval": ("approve", "deny", "edit", "answer"),
@@ -60,9 +67,22 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
             return _accept_stop(state, command)
         case CancelBackground():
             return _accept_cancel_background(state, command)
-        case ChangeSettings(model=model, settings=settings):
-            is_known = model == state.model and settings == state.settings
-            return () if is_known else (SettingsChanged(model, settings),)
+        case ChangeSettings(model=model, settings=settings, title=title):
+            is_known = model == state.model and settings == state.settings and title in (None, state.title)
+            return () if is_known else (SettingsChanged(model, settings, title),)
+        case ChangeState(changes=changes, by=by, origin=origin):
+            is_known = bool(origin) and state.origins.get(origin) is not None
+            return () if is_known or not changes else (StateChanged(changes, by, origin),)
+        case CompactView(compacted=event):
+            if event.view != state.view:
+                raise Conflict("The view of the conversation has changed meanwhile; compact it again.")
+            return (event,)
+        case CutHistory(cut=event, head=head):
+            return _accept_cut(state, event, head)
+        case ImportHistory(imported=event):
+            if state.run is not None or has_due_input(state):
+                raise Refused("A history is imported while the session has no work; wait for its run, or stop it.")
+            return (event,)
         case ExpireCalls(now=now):
             return _expire(state, now)
         case _:
@@ -77,7 +97,7 @@ def _accept_input(state: SessionState, command: SendInput) -> tuple[Event, ...]:
         if known.digest == command.digest:
             return ()
         raise Conflict(f"The key {command.key!r} was used for another input; take a new key for new work.")
-    if command.busy == "refuse" and (state.run or state.queue):
+    if command.busy == "refuse" and (state.run or has_due_input(state)):
         raise Refused("The session is busy; wait for its run to end, or send with busy='queue'.")
     accepted = InputAccepted(
         state.inputs + 1,
@@ -86,14 +106,16 @@ def _accept_input(state: SessionState, command: SendInput) -> tuple[Event, ...]:
         key=command.key,
         digest=command.digest,
         overrides=command.overrides,
+        at=command.at,
+        by=command.by,
     )
-    if command.busy == "interrupt" and state.run and not _is_forced(state.run):
+    if command.busy == "interrupt" and command.at is None and state.run and not _is_forced(state.run):
         return (accepted, StopRequested(state.run.run, "interrupt"))
     return (accepted,)
 
 
 def _accept_continue(state: SessionState, command: ContinueRun) -> tuple[Event, ...]:
-    if state.run or state.queue:
+    if state.run or has_due_input(state):
         raise Refused("The session has a run under way; decide what it waits for, or stop it first.")
     if not len(state.ended):
         raise Refused("The session has no run yet; send an input.")
@@ -168,6 +190,14 @@ def _read_pending_id(state: SessionState, pending: str) -> tuple[int, int]:
     return int(ordinal), int(number)
 
 
+def _accept_cut(state: SessionState, event: HistoryCut, head: int) -> tuple[Event, ...]:
+    if state.run is not None or has_due_input(state):
+        raise Refused("A session goes back while it has no work; wait for its run, or stop it.")
+    if state.seq != head:
+        raise Conflict("The session has moved on meanwhile; look again where to go back to.")
+    return (event,)
+
+
 def _is_forced(run: RunState) -> bool:
     return run.stop is not None and run.stop.cause in ("cancel", "interrupt")
 
@@ -183,7 +213,7 @@ def _accept_cancel_background(state: SessionState, command: CancelBackground) ->
 
 def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:
     run = state.run
-    if run is None and not state.queue:
+    if run is None and not has_due_input(state):
         raise Refused("The session has no open run.")
     # An input that was accepted is a run to be: it can be stopped before anybody has started it.
     stop = run.stop if run else state.early_stop
@@ -193,6 +223,11 @@ def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:
 
 
 def _expire(state: SessionState, now: float) -> tuple[Event, ...]:
+    due = [InputChanged(queued.input, due=True) for queued in state.queue if queued.at is not None and queued.at <= now]
+    return (*due, *_expired_calls(state, now))
+
+
+def _expired_calls(state: SessionState, now: float) -> tuple[Event, ...]:
     return tuple(
         CallDecided(
             call.ordinal,

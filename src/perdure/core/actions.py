@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from perdure.core.events import Event, PauseKind
+from perdure.core.events import CompactionCause, Event, PauseKind, RunEnded
 from perdure.core.messages import JSON, Plain
 from perdure.core.specs import ModelSettings, NextTurn
 
@@ -56,6 +56,26 @@ class SuspendCall(Plain, frozen=True):
     response: JSON = None
 
 
+class VetInput(Plain, frozen=True):
+    """Puts an input before the guardrails, before anything of it reaches the history."""
+
+    input: int
+
+
+class CompactHistory(Plain, frozen=True):
+    """Makes the view shorter. In the `background` the run goes on; otherwise there is no room to go on."""
+
+    cause: CompactionCause
+    view: int
+    background: bool = False
+
+
+class EndRun(Plain, frozen=True):
+    """The run would end so; whoever stands around it may push it on."""
+
+    end: RunEnded
+
+
 class RunTool(Plain, frozen=True):
     """Starts the tool; the intent is committed first."""
 
@@ -89,5 +109,16 @@ class AbortCall(Plain, frozen=True):
 
 
 Action: TypeAlias = (
-    AppendEvents | StartRun | CallModel | CheckCall | SuspendCall | RunTool | EndOperation | AbortModel | AbortCall
+    AppendEvents
+    | StartRun
+    | VetInput
+    | CompactHistory
+    | CallModel
+    | CheckCall
+    | SuspendCall
+    | RunTool
+    | EndOperation
+    | AbortModel
+    | AbortCall
+    | EndRun
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from perdure.core.events import DecisionKind
+from perdure.core.events import DecisionKind, HistoryCompacted, HistoryCut, HistoryImported
 from perdure.core.messages import JSON, Part, Plain
 from perdure.core.specs import Busy, ModelSettings, Overrides
 
@@ -17,6 +17,8 @@ class SendInput(Plain, frozen=True):
     key: str | None = None
     digest: str = ""
     overrides: Overrides = Overrides()
+    at: float | None = None
+    by: str = ""
 
 
 class ContinueRun(Plain, frozen=True):
@@ -52,10 +54,38 @@ class StopRun(Plain, frozen=True):
 
 
 class ChangeSettings(Plain, frozen=True):
-    """The session's own model and settings from its next turn on."""
+    """The session's own model and settings from its next turn on, or what people call it."""
 
     model: str = ""
     settings: ModelSettings = ModelSettings()
+    title: str | None = None
+
+
+class ChangeState(Plain, frozen=True):
+    """State keys, from outside of a call; each name says its scope."""
+
+    changes: dict[str, JSON]
+    by: str = ""
+    origin: str = ""
+
+
+class CompactView(Plain, frozen=True):
+    """A compaction that somebody made for the view as it was then."""
+
+    compacted: HistoryCompacted
+
+
+class CutHistory(Plain, frozen=True):
+    """The conversation goes back: what is left of it was worked out for the session at seq `head`."""
+
+    cut: HistoryCut
+    head: int
+
+
+class ImportHistory(Plain, frozen=True):
+    """Messages from elsewhere, mended by whoever imports them, numbered behind the session's last call."""
+
+    imported: HistoryImported
 
 
 class CancelBackground(Plain, frozen=True):
@@ -66,11 +96,22 @@ class CancelBackground(Plain, frozen=True):
 
 
 class ExpireCalls(Plain, frozen=True):
-    """The clock's word that it is `now`: suspended calls past their time are denied."""
+    """The clock's word that it is `now`: suspended calls past their time are denied, inputs of then are due."""
 
     now: float
 
 
 Command: TypeAlias = (
-    SendInput | ContinueRun | Decide | DecideAll | StopRun | CancelBackground | ChangeSettings | ExpireCalls
+    SendInput
+    | ContinueRun
+    | Decide
+    | DecideAll
+    | StopRun
+    | CancelBackground
+    | ChangeSettings
+    | ChangeState
+    | CompactView
+    | CutHistory
+    | ImportHistory
+    | ExpireCalls
 )

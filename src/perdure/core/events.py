@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from perdure.core.messages import JSON, AssistantMessage, Outcome, Part, Plain, StopReason, Usage
+from perdure.core.messages import JSON, AssistantMessage, Message, Outcome, Part, Plain, StopReason, Usage
 from perdure.core.specs import (
     AgentSpec,
     Busy,
@@ -27,6 +27,7 @@ PauseKind = Literal["approval", "question", "frontend", "external", "unknown", "
 DecisionKind = Literal["approve", "deny", "edit", "answer", "retry"]
 DefaultDecision = Literal["approve", "deny", "answer"]
 StopCause = Literal["stop", "cancel", "interrupt", "seconds"]
+CompactionCause = Literal["threshold", "overflow", "request"]
 
 
 class Origin(Plain, frozen=True):
@@ -60,14 +61,18 @@ class SessionOpened(Plain, frozen=True, tag=True):
 
 
 class AgentPinned(Plain, frozen=True, tag=True):
-    """The agent's definition, written when it differs from the last one."""
+    """The agent's definition, written when it differs from the last one. A run keeps the one that it began with."""
 
     digest: str
     spec: AgentSpec
 
 
 class InputAccepted(Plain, frozen=True, tag=True):
-    """Somebody's words, or (`continues`) the wish that an ended run goes on."""
+    """Somebody's words, or (`continues`) the wish that an ended run goes on.
+
+    `at`: not before that time. `by` is set where no person speaks: the hook that pushes a run on, the call that
+    scheduled it.
+    """
 
     input: int
     parts: tuple[Part, ...] = ()
@@ -76,13 +81,85 @@ class InputAccepted(Plain, frozen=True, tag=True):
     digest: str = ""
     overrides: Overrides = Overrides()
     continues: int | None = None
+    at: float | None = None
+    by: str = ""
+
+
+class InputChanged(Plain, frozen=True, tag=True):
+    """What became of an input that waits: other words, a guardrail's verdict (`vetted`, or `blocked` why), its time."""
+
+    input: int
+    parts: tuple[Part, ...] | None = None
+    vetted: bool = False
+    blocked: str = ""
+    due: bool = False
+    by: str = ""
 
 
 class SettingsChanged(Plain, frozen=True, tag=True):
-    """From its next turn on the session has this model; nothing for a field means the agent's own again."""
+    """From its next turn on the session has this model; nothing for a field means the agent's own again.
+
+    `title` is what people call the session; None leaves it as it is.
+    """
 
     model: str = ""
     settings: ModelSettings = ModelSettings()
+    title: str | None = None
+
+
+class StateChanged(Plain, frozen=True, tag=True):
+    """State keys changed outside of a call; each name says its scope. The same `origin` twice counts once."""
+
+    changes: dict[str, JSON]
+    by: str = ""
+    origin: str = ""
+
+
+# What the model reads of the past
+
+
+class HistoryCompacted(Plain, frozen=True, tag=True):
+    """The messages from `start` to `stop` of the view stand back behind a summary; nothing is lost, the log is whole.
+
+    `view` is the view that it was made for: made for an older one it changes nothing. `ledger` has the new lines to be
+    kept word for word, `pruned` the calls whose results are only hinted at from now on. With an `error` it failed.
+    """
+
+    view: int
+    cause: CompactionCause
+    start: int = 0
+    stop: int = 0
+    parts: tuple[Part, ...] = ()
+    ledger: tuple[str, ...] = ()
+    pruned: tuple[int, ...] = ()
+    tokens_before: int = 0
+    tokens_after: int = 0
+    model: str = ""
+    usage: Usage = Usage()
+    cost_usd: float | None = 0.0
+    error: str = ""
+    by: str = ""
+
+
+class HistoryCut(Plain, frozen=True, tag=True):
+    """The conversation goes back to what it was at seq `to`: the first `keep` messages of the view, then these.
+
+    The session's state keys go back with it; the world, and what was paid, do not.
+    """
+
+    to: int
+    keep: int = 0
+    messages: tuple[Message, ...] = ()
+    values: dict[str, JSON] = {}
+    by: str = ""
+
+
+class HistoryImported(Plain, frozen=True, tag=True):
+    """A conversation from elsewhere, with our ordinals, repaired once: `repairs` says what had to be mended."""
+
+    messages: tuple[Message, ...]
+    repairs: tuple[str, ...] = ()
+    source: str = ""
 
 
 # A run
@@ -97,6 +174,7 @@ class RunStarted(Plain, frozen=True, tag=True):
     output: JSON = None
     continues: int | None = None
     tools: tuple[ToolSpec, ...] = ()
+    window: int | None = None
 
 
 class RunResumed(Plain, frozen=True, tag=True):
@@ -150,7 +228,11 @@ class ModelResponded(Plain, frozen=True, tag=True):
 
 
 class ModelFailed(Plain, frozen=True, tag=True):
-    """`kind` is a model error's, or `limit` (no room for the call), `stopped` (broken off) or `internal`."""
+    """`kind` is a model error's, or `limit` (no room for the call), `stopped` (broken off) or `internal`.
+
+    A guardrail's `rejected` says what the model shall do better; its `blocked` ends the run. Nothing of such an answer
+    is kept.
+    """
 
     kind: str
     detail: str = ""
@@ -264,7 +346,12 @@ Event: TypeAlias = (
     SessionOpened
     | AgentPinned
     | InputAccepted
+    | InputChanged
     | SettingsChanged
+    | StateChanged
+    | HistoryCompacted
+    | HistoryCut
+    | HistoryImported
     | RunStarted
     | RunResumed
     | StopRequested

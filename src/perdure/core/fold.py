@@ -21,7 +21,11 @@ from perdure.core.events import (
     CallStarted,
     CallSuspended,
     Event,
+    HistoryCompacted,
+    HistoryCut,
+    HistoryImported,
     InputAccepted,
+    InputChanged,
     ModelCalled,
     ModelFailed,
     ModelResponded,
@@ -32,13 +36,13 @@ from perdure.core.events import (
     RunStarted,
     SessionOpened,
     SettingsChanged,
+    StateChanged,
     StopRequested,
 )
 from perdure.core.guards import after_answer, after_call, after_results, grace_of, nudge_answer, nudge_results
+from perdure.core.history import compact, cut, heard, pin_agent, ratio_of, with_view
 from perdure.core.messages import (
     JSON,
-    AnswerPart,
-    Part,
     Text,
     ToolCall,
     ToolMessage,
@@ -49,6 +53,10 @@ from perdure.core.messages import (
 )
 from perdure.core.specs import NextTurn
 from perdure.core.state import KeyedInput, Remembered, RunState, RunSummary, SessionState, find_call, new_state
+from perdure.core.window import calls_of, estimate_message
+
+NATURAL_END = "natural_end"
+"""The hook that may push a run on, as its inputs name it."""
 
 
 def evolve(state: SessionState, event: Event) -> SessionState:
@@ -80,13 +88,24 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return _on_failed(replace(state, seq=seq), event)
         case SettingsChanged():
             return _on_settings(replace(state, seq=seq), event)
+        case InputChanged():
+            return _on_input_changed(replace(state, seq=seq), event)
+        case StateChanged():
+            return _on_state_changed(replace(state, seq=seq), event)
+        case HistoryCompacted():
+            return compact(replace(state, seq=seq), event)
+        case HistoryCut():
+            return cut(replace(state, seq=seq), event)
+        case HistoryImported(messages=messages):
+            last = max([call.call for m in messages for call in calls_of(m)], default=state.calls)
+            return with_view(replace(state, seq=seq, calls=last), [*state.history, *messages])
         case StopRequested():
             early = event if state.run is None and event.run == state.runs + 1 else state.early_stop
             return replace(state, seq=seq, run=_with_stop(state.run, event), early_stop=early)
         case RunResumed(epoch=epoch):
             return _on_resumed(replace(state, seq=seq, epoch=epoch))
         case AgentPinned(digest=digest, spec=spec):
-            return replace(state, seq=seq, spec=spec, spec_digest=digest, agent=spec.name)
+            return pin_agent(replace(state, seq=seq), digest, spec)
         case SessionOpened():
             return _on_opened(replace(state, seq=seq), event)
         case Noted():
@@ -164,20 +183,49 @@ def _on_input(state: SessionState, event: InputAccepted) -> SessionState:
     keys = state.keys
     if event.key is not None:
         keys = keys.add(event.key, KeyedInput(event.input, event.digest))
-    return replace(state, inputs=event.input, queue=queue, keys=keys)
+    run = state.run
+    if event.by == NATURAL_END and run is not None:
+        run = replace(run, pushes=run.pushes + 1)
+    return replace(state, inputs=event.input, queue=queue, keys=keys, run=run)
+
+
+def _on_input_changed(state: SessionState, event: InputChanged) -> SessionState:
+    """Other words, a verdict or its time for an input that waits; one that was taken is past changing."""
+    changed: list[InputAccepted] = []
+    for queued in state.queue:
+        if queued.input == event.input:
+            parts = queued.parts if event.parts is None else event.parts
+            queued = replace(queued, parts=parts, at=None if event.due else queued.at)
+        changed.append(queued)
+    vetted = state.vetted
+    if event.vetted or event.blocked:
+        vetted = {**vetted, event.input: event.blocked}
+    return replace(state, queue=tuple(changed), vetted=vetted)
+
+
+def _on_state_changed(state: SessionState, event: StateChanged) -> SessionState:
+    if event.origin:
+        if state.origins.get(event.origin) is not None:
+            return state
+        state = replace(state, origins=state.origins.add(event.origin, state.seq))
+    run = state.run
+    if run is not None:
+        run = replace(run, values=_changed(run.values, event.changes, "run/"))
+    return replace(state, run=run, values=_changed(state.values, event.changes, "session/"))
 
 
 def _take_inputs(state: SessionState, inputs: tuple[int, ...], run: int) -> SessionState:
     """Moves queued inputs into the history, in the order they are named."""
-    history, taken, tokens = state.history, state.taken, state.context_tokens
+    taken, vetted = state.taken, state.vetted
     for number in inputs:
         taken = taken.add(number, run)
         for queued in state.queue:
-            if queued.input == number and queued.parts:
-                history = history.add(UserMessage(queued.parts))
-                tokens += estimate_tokens(queued.parts)
+            if queued.input == number and queued.parts and not vetted.get(number):
+                state = heard(state, UserMessage(queued.parts), is_input=True)
     queue = tuple(queued for queued in state.queue if queued.input not in inputs)
-    return replace(state, queue=queue, taken=taken, history=history, context_tokens=tokens)
+    if vetted:
+        vetted = {number: reason for number, reason in vetted.items() if number not in inputs}
+    return replace(state, queue=queue, taken=taken, vetted=vetted)
 
 
 def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
@@ -191,6 +239,8 @@ def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
         continues=event.continues,
         tools=event.tools,
         stop=state.early_stop,
+        window=event.window,
+        blocked=next((reason for number in event.inputs if (reason := state.vetted.get(number))), ""),
     )
     return replace(_take_inputs(state, event.inputs, event.run), runs=event.run, run=run, early_stop=None)
 
@@ -202,14 +252,15 @@ def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
     if event.inputs:
         state = _take_inputs(state, event.inputs, run.run)
     if run.arrived:
-        tokens = state.context_tokens + estimate_tokens(run.arrived)
-        state = replace(state, history=state.history.add(UserMessage(run.arrived)), context_tokens=tokens)
+        state = heard(state, UserMessage(run.arrived))
     called = replace(
         run,
         inputs=run.inputs + event.inputs,
         turn=event.turn,
         attempt=event.attempt,
         awaiting="model",
+        asked_tokens=state.overhead_tokens + state.estimated_tokens,
+        tokens_saved=0,
         final=event.final,
         reserved=event.reserved,
         calls=(),
@@ -226,7 +277,10 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         return state
     parts = event.message.parts
     history = state.history.add(event.message)
-    tokens = event.usage.total or state.context_tokens + estimate_tokens(parts)
+    said = estimate_message(event.message)
+    tokens = max(0, event.usage.total - run.tokens_saved) if event.usage.total else state.context_tokens + said
+    ratio = ratio_of(state, run, event.usage)
+    estimated = state.estimated_tokens + said
     calls = tuple(Call(p.call, p.name, p.arguments, p.id) for p in parts if isinstance(p, ToolCall))
     repairs = run.repairs
     circles = after_answer(run.circles, event)
@@ -237,6 +291,7 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     if feedback:
         history = history.add(UserMessage((Text(feedback),)))
         tokens += estimate_tokens((Text(feedback),))
+        estimated += estimate_tokens((Text(feedback),))
     cost = event.cost_usd or 0.0
     is_priced = event.cost_usd is not None
     spent = event.usage + event.wasted if event.wasted.total else event.usage
@@ -246,6 +301,7 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         response=event,
         calls=calls,
         repairs=repairs,
+        rejections=0,
         circles=circles,
         next=NextTurn(),
         called=run.called + len(calls),
@@ -264,6 +320,8 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         cost_usd=state.cost_usd + cost,
         is_priced=state.is_priced and is_priced,
         context_tokens=tokens,
+        estimated_tokens=estimated,
+        token_ratio=ratio,
     )
 
 
@@ -275,7 +333,17 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
     run = state.run
     if run is None:
         return state
-    failed = replace(run, awaiting="", failure=event, reserved=Reservation(), seconds=run.seconds + event.seconds)
+    is_rejected = event.kind == "rejected"
+    failed = replace(
+        run,
+        awaiting="",
+        failure=None if is_rejected else event,
+        reserved=Reservation(),
+        seconds=run.seconds + event.seconds,
+        rejections=run.rejections + is_rejected,
+    )
+    if is_rejected:
+        state = heard(state, UserMessage((Text(event.detail),)))
     if not event.wasted.total:
         return replace(state, run=failed)
     cost = event.cost_usd or 0.0
@@ -301,7 +369,8 @@ def _on_settings(state: SessionState, event: SettingsChanged) -> SessionState:
     if run is not None and state.spec is not None:
         settings = state.spec.settings.merged(event.settings)
         run = replace(run, model=event.model or state.spec.model, settings=settings)
-    return replace(state, run=run, model=event.model, settings=event.settings)
+    title = state.title if event.title is None else event.title
+    return replace(state, run=run, model=event.model, settings=event.settings, title=title)
 
 
 def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
@@ -320,7 +389,11 @@ def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
         values=_changed(run.values, event.changes, "run/"),
     )
     values = _changed(state.values, event.changes, "session/")
-    state = replace(state, run=run, values=values, has_spilled=state.has_spilled or event.spilled)
+    revealed = state.revealed
+    if event.next and event.next.reveal:
+        revealed = tuple(dict.fromkeys((*revealed, *event.next.reveal)))
+    spilled = state.has_spilled or event.spilled
+    state = replace(state, run=run, values=values, has_spilled=spilled, revealed=revealed)
     return state if [c for c in run.calls if c.status != "ended"] else _add_results(state, run.calls)
 
 
@@ -359,12 +432,17 @@ def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
         hidden = run.next.joined(NextTurn(hide=(grace.tool,))) if grace and grace is not circles.grace else run.next
         state = replace(state, run=replace(run, circles=replace(circles, grace=grace), next=hidden))
     results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
-    parts: list[Part | AnswerPart] = [part for result in results for part in result.parts]
-    history = state.history.add(ToolMessage(results))
+    message = ToolMessage(results)
+    tokens = estimate_message(message)
+    state = replace(
+        state,
+        history=state.history.add(message),
+        estimated_tokens=state.estimated_tokens + tokens,
+        context_tokens=state.context_tokens + int(tokens * state.token_ratio),
+    )
     if state.run and state.spec and (feedback := nudge_results(state.run.circles, state.spec.guards)):
-        history = history.add(UserMessage((Text(feedback),)))
-        parts.append(Text(feedback))
-    return replace(state, history=history, context_tokens=state.context_tokens + estimate_tokens(parts))
+        return heard(state, UserMessage((Text(feedback),)))
+    return state
 
 
 def _on_resumed(state: SessionState) -> SessionState:

@@ -40,6 +40,7 @@ class Circles(Plain, frozen=True):
     latest: Repeat | None = None
     longest: Repeat | None = None
     failures: dict[str, int] = {}
+    errors: int = 0
     grace: Grace | None = None
 
 
@@ -84,7 +85,8 @@ def after_call(circles: Circles, name: str, digest: str, event: CallEnded) -> Ci
     failures = circles.failures
     if has_failed or name in failures:
         failures = {**failures, name: failures.get(name, 0) + 1 if has_failed else 0}
-    return replace(circles, repeats=repeats, latest=repeat, longest=longest, failures=failures)
+    errors = circles.errors + 1 if has_failed else 0
+    return replace(circles, repeats=repeats, latest=repeat, longest=longest, failures=failures, errors=errors)
 
 
 def nudge_answer(circles: Circles, guards: Guards) -> str:

@@ -14,10 +14,12 @@ from perdure.core.actions import (
     AppendEvents,
     CallModel,
     CheckCall,
+    CompactHistory,
     EndOperation,
     RunTool,
     StartRun,
     SuspendCall,
+    VetInput,
 )
 from perdure.core.calls import Call
 from perdure.core.events import (
@@ -31,8 +33,13 @@ from perdure.core.messages import Text
 from perdure.core.outcomes import end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards, NextTurn
 from perdure.core.state import RunState, SessionState
+from perdure.core.stops import held
 
 MAX_REPAIRS = 2
+MAX_REJECTIONS = 8
+MAX_COMPACTIONS = 3
+FULL = 0.95
+"""Of the window: from here on there is no room to go on while it is compacted."""
 NOTHING_WANTED = NextTurn()
 CUT_OFF = "The call was cut off at the output limit, so it was not carried out."
 
@@ -51,7 +58,10 @@ def next_actions(state: SessionState) -> tuple[Action, ...]:
 def _next_actions(state: SessionState) -> tuple[Action, ...]:
     run = state.run
     if run is None:
-        return (StartRun((state.queue[0].input,)),) if state.queue else ()
+        due = next((queued.input for queued in state.queue if queued.at is None), None)
+        return () if due is None else (StartRun((due,)),)
+    if run.blocked:
+        return (AppendEvents((RunEnded(run.run, "refusal", f"input: {run.blocked}"),)),)
     if run.background and (actions := _background_actions(run)):
         return actions
     if run.awaiting == "model":
@@ -68,16 +78,59 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
         return (CallModel(run.turn, run.attempt + 1, final=run.final, next=_next_turn(run)),)
     if run.calls and (end := _end_by_tool(state, run)):
         return (AppendEvents((end,)),)
+    if run.failure and run.failure.kind == "context_too_long" and _may_compact(run):
+        return (CompactHistory("overflow", state.view),)
+    if run.failure and run.failure.kind == "blocked":
+        return (AppendEvents((RunEnded(run.run, "refusal", f"output: {run.failure.detail}"),)),)
     if run.failure and run.failure.kind not in ("limit", "stopped"):
         return _end(run, "failed", f"{run.failure.kind}: {run.failure.detail}")
+    if run.rejections >= MAX_REJECTIONS:
+        return _end(run, "failed", f"output: rejected {run.rejections} times")
     if detail := tripped(run.circles, _guards(state), run.turn, has_calls=bool(run.calls)):
         return _end(run, "failed", detail)
     if run.response and not run.calls and (end := _end_answered(state, run)):
         return (AppendEvents((end,)),)
+    if why := _stop_condition(state, run):
+        output = run.response.message.text if run.response else None
+        return (AppendEvents((RunEnded(run.run, "stopped", f"stop condition: {why}", output),)),)
     if limit := exhausted(run):
         return (CallModel(run.turn + 1, final=True),) if _may_answer(run) else _end(run, "limit", limit)
-    joining = tuple(queued.input for queued in state.queue if queued.busy == "join") if state.queue else ()
-    return (CallModel(run.turn + 1, inputs=joining, next=_next_turn(run)),)
+    joining = _joining(state) if state.queue else ()
+    if state.spec and state.spec.vets_input and (unseen := [n for n in joining if n not in state.vetted]):
+        return (VetInput(unseen[0]),)
+    call = CallModel(run.turn + 1, inputs=joining, next=_next_turn(run))
+    compaction = _compaction(state, run)
+    if compaction is None:
+        return (call,)
+    return (compaction, call) if compaction.background else (compaction,)
+
+
+def _joining(state: SessionState) -> tuple[int, ...]:
+    """The inputs that the next turn hears; one that a guardrail blocked gets a run of its own, which refuses it."""
+    waiting = [queued.input for queued in state.queue if queued.busy == "join" and queued.at is None]
+    return tuple(number for number in waiting if not state.vetted.get(number))
+
+
+def _may_compact(run: RunState) -> bool:
+    return run.compactions < MAX_COMPACTIONS and run.compacted_in_vain <= run.turn
+
+
+def _compaction(state: SessionState, run: RunState) -> CompactHistory | None:
+    """Due when the view fills its window; beside the run while there is still room, and then before it goes on."""
+    spec = state.spec
+    if run.window is None or spec is None or not spec.window.is_on or not _may_compact(run):
+        return None
+    if state.context_tokens <= spec.window.at * run.window:
+        return None
+    is_full = state.context_tokens > FULL * run.window
+    return CompactHistory("threshold", state.view, background=spec.window.background and not is_full)
+
+
+def _stop_condition(state: SessionState, run: RunState) -> str:
+    """The first of the agent's conditions that holds after a turn, in words."""
+    if run.response is None or state.spec is None or not state.spec.stop_when:
+        return ""
+    return next((why for condition in state.spec.stop_when if (why := held(condition, run))), "")
 
 
 def _has_news(state: SessionState) -> bool:
@@ -85,7 +138,7 @@ def _has_news(state: SessionState) -> bool:
     run = state.run
     assert run is not None
     heard = run.response is not None and not run.response.invalid and not run.circles.empty
-    return not heard or any(queued.busy == "join" for queued in state.queue)
+    return not heard or bool(_joining(state))
 
 
 def _background_actions(run: RunState) -> tuple[Action, ...]:
@@ -185,7 +238,7 @@ def _end_answered(state: SessionState, run: RunState) -> RunEnded | None:
         return None if may_repair else RunEnded(run.run, "failed", f"output: {response.invalid}", last)
     if run.circles.empty and _guards(state).empty_answers is not None and not (run.final or limit):
         return None
-    if not limit and any(queued.busy == "join" for queued in state.queue):
+    if not limit and state.queue and _joining(state):
         return None
     detail = f"answered at the limit: {limit}" if run.final else ""
     if response.stop == "length":

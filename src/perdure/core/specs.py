@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -119,6 +120,64 @@ class ToolErrors(Plain, frozen=True):
     in_a_row: int | None = None
 
 
+class Window(Plain, frozen=True):
+    """How much of the past a model reads; None for `tokens` is what the model itself can read.
+
+    Past `at` of it the older messages are compacted: `keep_first` and `keep_last` messages stay as they are. In the
+    `background` the run goes on meanwhile, until there is no room left.
+    """
+
+    tokens: int | None = None
+    at: float = 0.8
+    keep_first: int = 0
+    keep_last: int = 10
+    background: bool = True
+    is_on: bool = True
+
+    def check(self) -> None:
+        if self.tokens is not None and (isinstance(self.tokens, bool) or self.tokens < 1):
+            raise UsageError(f"Window(tokens={self.tokens!r}): give a number of tokens, or None for the model's own.")
+        if not 0 < self.at <= 1:
+            raise UsageError(f"Window(at={self.at!r}): give a part of the window, more than 0 and at most 1.")
+        if self.keep_first < 0 or self.keep_last < 1:
+            raise UsageError("Window: keep_first has to be at least 0, keep_last at least 1.")
+
+
+class Reminder(Plain, frozen=True):
+    """Words behind the conversation, for the next request alone, when the results of the last turn call for them.
+
+    Each condition that is given has to hold: a result of such a tool, with such an outcome, with these words in it;
+    `every` so many turns.
+    """
+
+    text: str
+    tool: str = ""
+    outcome: str = ""
+    contains: str = ""
+    every: int | None = None
+
+
+class StopWhen(Plain, frozen=True):
+    """A reason to end a run after a turn: all that is given has to hold. `text` is a pattern in the answer's words."""
+
+    turns: int | None = None
+    seconds: float | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    errors: int | None = None
+    tool: str = ""
+    text: str = ""
+    repeats: int | None = None
+
+    def check(self) -> None:
+        if not any(getattr(self, name) for name in self.__struct_fields__):
+            raise UsageError("StopWhen() has no condition; give at least one, such as StopWhen(tool='submit').")
+        try:
+            re.compile(self.text)
+        except re.error as error:
+            raise UsageError(f"StopWhen(text={self.text!r}) is no pattern: {error}.") from None
+
+
 class AgentSpec(Plain, frozen=True):
     name: str
     model: str = ""
@@ -131,6 +190,10 @@ class AgentSpec(Plain, frozen=True):
     concurrency: int | None = None
     guards: Guards = Guards()
     tool_errors: ToolErrors = ToolErrors()
+    window: Window = Window()
+    reminders: tuple[Reminder, ...] = ()
+    stop_when: tuple[StopWhen, ...] = ()
+    vets_input: bool = False
 
 
 class Overrides(Plain, frozen=True):
@@ -144,21 +207,26 @@ class Overrides(Plain, frozen=True):
 
 
 class NextTurn(Plain, frozen=True):
-    """What a tool wants of the turn after it: tools that the model does not see then, sees alone, or sees at last."""
+    """What a tool wants of the turn after it: tools that the model does not see then, sees alone, or sees at last.
+
+    Those of `reveal` it sees from now on.
+    """
 
     hide: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     settings: ModelSettings | None = None
     show: tuple[str, ...] = ()
+    reveal: tuple[str, ...] = ()
 
     def joined(self, other: NextTurn) -> NextTurn:
         """The wishes of several calls of one turn, the later one first."""
         settings = other.settings if self.settings is None else self.settings.merged(other.settings)
         only = self.only if other.only is None else other.only
-        return NextTurn((*self.hide, *other.hide), only, settings, (*self.show, *other.show))
+        shown, revealed = (*self.show, *other.show), (*self.reveal, *other.reveal)
+        return NextTurn((*self.hide, *other.hide), only, settings, shown, revealed)
 
     def shows(self, tool: ToolSpec) -> bool:
-        is_offered = tool.name in self.show or not tool.hidden
+        is_offered = not tool.hidden or tool.name in self.show
         return is_offered and tool.name not in self.hide and (self.only is None or tool.name in self.only)
 
 

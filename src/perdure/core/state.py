@@ -40,6 +40,8 @@ class RunState(Plain, frozen=True):
     output: JSON = None
     continues: int | None = None
     tools: tuple[ToolSpec, ...] = ()
+    window: int | None = None
+    blocked: str = ""
     values: dict[str, JSON] = {}
     next: NextTurn = NextTurn()
     turn: int = 0
@@ -54,6 +56,12 @@ class RunState(Plain, frozen=True):
     failure: ModelFailed | None = None
     stop: StopRequested | None = None
     repairs: int = 0
+    rejections: int = 0
+    pushes: int = 0
+    asked_tokens: int = 0
+    tokens_saved: int = 0
+    compactions: int = 0
+    compacted_in_vain: int = 0
     circles: Circles = Circles()
     called: int = 0
     usage: Usage = Usage()
@@ -89,6 +97,12 @@ class Remembered(Plain, frozen=True, gc=False):
 
 
 class SessionState(Plain, frozen=True):
+    """`history` is what the model reads: view number `view` of the past, in which `asked` is the last input.
+
+    `ledger` stands word for word in every summary. `vetted` are inputs that a guardrail has seen, with its objection.
+    `estimated_tokens` is our own count of the history, `token_ratio` how far the provider's differs.
+    """
+
     seq: int = 0
     uid: str = ""
     id: str = ""
@@ -108,6 +122,13 @@ class SessionState(Plain, frozen=True):
     taken: Index[int, int] = Index()
     ended: Buffer[RunSummary] = Buffer()
     history: Buffer[Message] = Buffer()
+    view: int = 0
+    asked: int = -1
+    ledger: tuple[str, ...] = ()
+    revealed: tuple[str, ...] = ()
+    vetted: dict[int, str] = {}
+    origins: Index[str, int] = Index()
+    title: str = ""
     run: RunState | None = None
     early_stop: StopRequested | None = None
     remembered: tuple[Remembered, ...] = ()
@@ -120,11 +141,19 @@ class SessionState(Plain, frozen=True):
     cost_usd: float = 0.0
     is_priced: bool = True
     context_tokens: int = 0
+    estimated_tokens: int = 0
+    overhead_tokens: int = 0
+    token_ratio: float = 1.0
 
 
 def new_state() -> SessionState:
     """The state before the first event; shares nothing with other sessions."""
-    return SessionState(keys=Index(), taken=Index(), decided=Index(), ended=Buffer(), history=Buffer())
+    return SessionState(keys=Index(), taken=Index(), decided=Index(), ended=Buffer(), history=Buffer(), origins=Index())
+
+
+def has_due_input(state: SessionState) -> bool:
+    """Whether an input waits for nothing but its turn."""
+    return any(queued.at is None for queued in state.queue)
 
 
 def find_call(run: RunState | None, ordinal: int) -> Call | None:

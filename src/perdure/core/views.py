@@ -35,6 +35,7 @@ class Summary(Plain, frozen=True):
     runnable: bool = False
     wake_at: float | None = None
     pending: tuple[Pending, ...] = ()
+    title: str = ""
 
 
 def pending_of(state: SessionState) -> tuple[Pending, ...]:
@@ -66,8 +67,10 @@ def summarise(state: SessionState) -> Summary:
         runnable = bool(next_actions(state))
         status = "running" if runnable else "waiting" if state.run else "idle"
     pending = pending_of(state)
-    expiries = [p.expires_at for p in pending if p.expires_at is not None]
-    return Summary(state.agent, status, runnable, min(expiries, default=None), pending)
+    times = [p.expires_at for p in pending if p.expires_at is not None] if pending else []
+    if state.queue:
+        times += [queued.at for queued in state.queue if queued.at is not None]
+    return Summary(state.agent, status, runnable, min(times, default=None), pending, state.title)
 
 
 def _shown(arguments: str) -> JSON:

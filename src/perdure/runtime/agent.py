@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
-from perdure.core.specs import AgentSpec, Limits, ModelSettings, ToolErrors
+from perdure.core.specs import AgentSpec, Guards, Limits, ModelSettings, Reminder, StopWhen, ToolErrors, Window
 from perdure.ports import Model
 from perdure.runtime.context import ToolContext
 from perdure.runtime.middleware import Middleware
@@ -49,6 +49,10 @@ class Agent(Generic[OutputT]):
     concurrency: int | None = None
     middleware: Sequence[Middleware] = ()
     tool_errors: ToolErrors = field(default_factory=ToolErrors)
+    guards: Guards = field(default_factory=Guards)
+    window: Window = field(default_factory=Window)
+    reminders: Sequence[Reminder] = ()
+    stop_when: Sequence[StopWhen] = ()
     on_model_error: OnModelError | None = None
 
     def __post_init__(self) -> None:
@@ -56,6 +60,9 @@ class Agent(Generic[OutputT]):
             raise UsageError("An agent needs a name: Agent(name='clerk', …).")
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"Agent {self.name!r}: concurrency={self.concurrency}; take at least 1, or None.")
+        self.window.check()
+        for condition in self.stop_when:
+            condition.check()
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,10 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
         output=output.schema if output else None,
         concurrency=agent.concurrency,
         tool_errors=agent.tool_errors,
+        guards=agent.guards,
+        window=agent.window,
+        reminders=tuple(agent.reminders),
+        stop_when=tuple(agent.stop_when),
     )
     return Binding(
         agent=agent,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from perdure.core.commands import Command
 from perdure.core.deltas import Delta
 from perdure.core.events import Event
 from perdure.runtime.agent import Binding
@@ -16,19 +17,26 @@ from perdure.runtime.world import World
 
 
 class Desk:
-    """`note` puts a fact on its way to the log; `contexts` are those of the tools that run now, by call.
+    """`note` puts a fact on its way to the log, `request` a command; `contexts` are those of running tools, by call.
 
     `broken_off` are the slots of work that was told to end. `waste` is what those attempts of the latest model call
     have cost that came to nothing.
     """
 
     def __init__(
-        self, log: SessionLog, binding: Binding, world: World, note: Callable[[Event], None], epoch: int
+        self,
+        log: SessionLog,
+        binding: Binding,
+        world: World,
+        note: Callable[[Event], None],
+        request: Callable[[Command], None],
+        epoch: int,
     ) -> None:
         self.log = log
         self.binding = binding
         self.world = world
         self.note = note
+        self.request = request
         self.epoch = epoch
         self.waste = Waste()
         self.broken_off: set[int] = set()

@@ -21,13 +21,16 @@ from perdure.core.actions import (
     AppendEvents,
     CallModel,
     CheckCall,
+    CompactHistory,
     EndOperation,
+    EndRun,
     RunTool,
     StartRun,
     SuspendCall,
+    VetInput,
 )
-from perdure.core.commands import ExpireCalls, StopRun
-from perdure.core.errors import Conflict, StaleEpoch, StoreError
+from perdure.core.commands import Command, ExpireCalls, StopRun
+from perdure.core.errors import Conflict, PerdureError, StaleEpoch, StoreError
 from perdure.core.events import (
     AgentPinned,
     CallAdvanced,
@@ -38,6 +41,8 @@ from perdure.core.events import (
     ModelCalled,
     ModelFailed,
     ModelResponded,
+    Noted,
+    RunEnded,
     RunResumed,
     RunStarted,
 )
@@ -48,6 +53,7 @@ from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.flight import Cause, Flight, slot_of
+from perdure.runtime.gates import traits_of
 from perdure.runtime.limits import find_room
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.perform import perform
@@ -70,10 +76,11 @@ class Driver:
         self._binding = binding
         self._world = world
         self._epoch = claim.epoch
-        self._desk = Desk(log, binding, world, self._note, claim.epoch)
+        self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch)
         self._layered = bool(world.middleware or binding.agent.middleware)
         self._flights: dict[int, Flight] = {}
         self._facts: list[Event] = []
+        self._requests: list[Command] = []
         self._wakeup: asyncio.Future[None] | None = None
         self._stirred = False
         self._leaving = False
@@ -122,7 +129,7 @@ class Driver:
                 self._stirred = self._log.state is not change.after
             for flight in starts:
                 self._launch(flight)
-            if self._stirred or self._facts:
+            if self._stirred or self._facts or self._requests:
                 continue
             self._drop_checks()
             if not self._flights:
@@ -136,6 +143,8 @@ class Driver:
         """Facts first, then whatever the rules ask for, until they ask for nothing that can be done at once."""
         change = Change(self._log.state)
         change.add(self._facts)
+        for command in self._requests:
+            change.add(_accepted(change.after, command))
         starts: list[Flight] = []
         if not self._leaving:
             self._add_due(change)
@@ -155,8 +164,12 @@ class Driver:
     def _take(self, action: Action, change: Change, starts: list[Flight], checking: set[int]) -> bool:
         """Does what can be done at once and prepares the rest; True if the change grew."""
         match action:
+            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched_end(end):
+                return self._prepare(EndRun(end), starts)
             case AppendEvents(events=events):
                 change.add(events)
+            case VetInput() | CompactHistory() | EndRun():
+                return self._prepare(action, starts)
             case CallModel():
                 change.add((self._intend_model(action, change.after, starts),))
             case RunTool():
@@ -170,10 +183,10 @@ class Driver:
                     starts.append(Flight(action))
                     return False
                 change.add((checked,))
-            case EndOperation(call=call):
-                if call not in self._flights and not any(slot_of(flight.action) == call for flight in starts):
-                    starts.append(Flight(action))
-                return False
+            case EndOperation():
+                return self._prepare(action, starts)
+            case StartRun(inputs=(first, *_)) if self._binding.spec.vets_input and first not in change.after.vetted:
+                return self._prepare(VetInput(first), starts)
             case StartRun():
                 change.add(self._start_run(change.after, action))
             case SuspendCall():
@@ -188,8 +201,20 @@ class Driver:
                 assert_never(action)
         return True
 
+    def _prepare(self, action: EndOperation | VetInput | CompactHistory | EndRun, starts: list[Flight]) -> bool:
+        """Work that changes nothing until it lands; the rules ask for it until then."""
+        slot = slot_of(action)
+        if slot not in self._flights and not any(slot_of(flight.action) == slot for flight in starts):
+            starts.append(Flight(action))
+        return False
+
+    def _is_watched_end(self, end: RunEnded) -> bool:
+        """Whether somebody may have a say about an end; not about one that a person asks for."""
+        return self._layered and end.reason not in ("stopped", "cancelled")
+
     def _start_run(self, state: SessionState, action: StartRun) -> list[Event]:
-        spec, overrides = self._binding.spec, state.queue[0].overrides
+        first = next(queued for queued in state.queue if queued.input == action.inputs[0])
+        spec, overrides = self._binding.spec, first.overrides
         events: list[Event] = []
         if state.spec_digest != self._binding.digest:
             events.append(AgentPinned(self._binding.digest, spec))
@@ -201,11 +226,22 @@ class Driver:
                 model=overrides.model or state.model or spec.model,
                 settings=spec.settings.merged(state.settings).merged(overrides.settings),
                 output=spec.output if overrides.output is None else overrides.output,
-                continues=state.queue[0].continues,
+                continues=first.continues,
                 tools=overrides.tools,
+                window=self._window(overrides.model or state.model),
             )
         )
         return events
+
+    def _window(self, model: str) -> int | None:
+        """How many tokens of the past the run's model reads, as far as anybody knows."""
+        try:
+            chosen = (
+                self._world.model(model) if model and model != self._binding.spec.model else self._binding.models[0]
+            )
+            return self._binding.spec.window.tokens or traits_of(chosen).window
+        except Exception:  # noqa: BLE001 - resolvers are user code; the call itself will say what is wrong
+            return self._binding.spec.window.tokens
 
     def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> Event:
         assert state.run is not None
@@ -258,11 +294,10 @@ class Driver:
         """What the clock says: a run out of time, suspended calls past theirs."""
         state = change.after
         run = state.run
-        if run is None:
-            return
-        if self._time_left(state) <= 0:
+        if run is not None and self._time_left(state) <= 0:
             change.add(accept(state, StopRun("seconds")))
-        if any(call.pause and call.pause.expires_at is not None for call in run.calls):
+        calls = run.calls if run is not None else ()
+        if [call for call in calls if call.pause and call.pause.expires_at is not None] or state.queue:
             change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
 
     def _time_left(self, state: SessionState) -> float:
@@ -273,7 +308,7 @@ class Driver:
 
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
-        facts = len(self._facts)
+        facts, requests = len(self._facts), len(self._requests)
         try:
             await self._patiently(partial(self._log.append, change, epoch=self._epoch))
         except StaleEpoch:
@@ -282,6 +317,7 @@ class Driver:
             await self._patiently(self._log.refresh)
             return False
         del self._facts[:facts]
+        del self._requests[:requests]
         return True
 
     async def _release(self) -> bool:
@@ -341,6 +377,10 @@ class Driver:
 
     def _note(self, event: Event) -> None:
         self._facts.append(event)
+        self._stir()
+
+    def _request(self, command: Command) -> None:
+        self._requests.append(command)
         self._stir()
 
     def _break_off(self, slot: int, cause: Cause) -> None:
@@ -426,3 +466,11 @@ class Driver:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+
+
+def _accepted(state: SessionState, command: Command) -> tuple[Event, ...]:
+    """What a tool's or a hook's request becomes; a refusal is nothing that anybody waits for."""
+    try:
+        return accept(state, command)
+    except PerdureError as refused:
+        return (Noted("request_refused", {"request": type(command).__name__, "detail": str(refused)}),)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from perdure.core.actions import CallModel, CheckCall, EndOperation, RunTool
-from perdure.core.events import CallChecked, CallEnded, Event, ModelFailed
+from perdure.core.actions import CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
+from perdure.core.events import CallChecked, CallEnded, Event, HistoryCompacted, InputChanged, ModelFailed
 from perdure.core.messages import Text
 from perdure.core.specs import Effect
 from perdure.ports import Timer
 
 Cause = Literal["stop", "timeout"]
+Awaited = CallModel | CheckCall | RunTool | EndOperation | CompactHistory | VetInput | EndRun
+"""The actions that take their time."""
+
+MODEL, COMPACTION, VETTING, ENDING = 0, -1, -2, -3
 
 
 class Flight:
@@ -21,7 +25,7 @@ class Flight:
 
     def __init__(
         self,
-        action: CallModel | CheckCall | RunTool | EndOperation,
+        action: Awaited,
         *,
         max_tokens: int | None = None,
         key: str = "",
@@ -52,6 +56,12 @@ class Flight:
                 text = f"{name} failed: {reason}."
                 acts = self.effect != "read"
                 return CallEnded(call, "error", (Text(text),), in_doubt=acts)
+            case CompactHistory(cause=cause, view=view):
+                return HistoryCompacted(view, cause, error=reason)
+            case VetInput(input=input):
+                return InputChanged(input, blocked=f"the guardrail failed: {reason}")
+            case EndRun(end=end):
+                return end
 
     def broken_off(self) -> Event:
         """The event of work that was told to end and did: what nobody knows is not called success or failure."""
@@ -73,8 +83,20 @@ class Flight:
                     return CallEnded(call, "cancelled", (Text(f"{name} was cancelled."),))
                 text = f"{name} was cancelled while it was under way; it is not known whether it took effect."
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
+            case CompactHistory() | VetInput() | EndRun():
+                return self.failed("it was broken off")
 
 
-def slot_of(action: CallModel | CheckCall | RunTool | EndOperation) -> int:
-    """One flight per slot at a time: 0 is the model's, a call's check and its run share the call's ordinal."""
-    return 0 if isinstance(action, CallModel) else action.call
+def slot_of(action: Awaited) -> int:
+    """One flight per slot at a time; a call's check and its run share the call's ordinal."""
+    match action:
+        case CallModel():
+            return MODEL
+        case CompactHistory():
+            return COMPACTION
+        case VetInput():
+            return VETTING
+        case EndRun():
+            return ENDING
+        case _:
+            return action.call

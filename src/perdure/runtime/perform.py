@@ -6,9 +6,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from perdure.core.actions import Action, CallModel, CheckCall, EndOperation, RunTool
+from perdure.core.actions import Action, CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
 from perdure.core.errors import UsageError
-from perdure.core.events import CallChecked, CallEnded, Event, ModelFailed, ModelResponded
+from perdure.core.events import (
+    CallChecked,
+    CallEnded,
+    Event,
+    HistoryCompacted,
+    InputChanged,
+    ModelFailed,
+    ModelResponded,
+    Noted,
+    RunEnded,
+)
+from perdure.runtime.compaction import compact_history
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
 from perdure.runtime.log import as_kept
@@ -37,6 +48,12 @@ async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
             return await check_call(desk, action)
         case EndOperation():
             return await end_operation(desk, action)
+        case CompactHistory():
+            return await compact_history(desk, action)
+        case VetInput(input=input):
+            return InputChanged(input, vetted=True)
+        case EndRun(end=end):
+            return end
         case _:
             raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
 
@@ -47,7 +64,9 @@ def _fitting(desk: Desk, action: Action, event: object) -> Event:
         case (CallModel(), ModelResponded(message=message)):
             parts = number_calls(message.parts, desk.log.state.calls)
             return replace(event, message=replace(message, parts=parts))
-        case (CallModel(), ModelFailed()):
+        case (CallModel(), ModelFailed()) | (EndRun(), RunEnded() | Noted()) | (CompactHistory(), HistoryCompacted()):
+            return event
+        case (VetInput(input=input), InputChanged(input=about)) if input == about:
             return event
         case (CheckCall(call=call), CallChecked(call=about)) | (
             RunTool(call=call) | EndOperation(call=call),

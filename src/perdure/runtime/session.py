@@ -16,7 +16,7 @@ from perdure.core.errors import Conflict
 from perdure.core.events import DecisionKind, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
 from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
-from perdure.core.state import SessionState
+from perdure.core.state import SessionState, has_due_input
 from perdure.core.transcript import transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
@@ -155,10 +155,11 @@ class Session(Generic[OutputT]):
         self._host.require_driver(self._log)
         await self._log.refresh()
         state = self._log.state
-        if state.run is not None or state.queue:
+        if state.run is not None or has_due_input(state):
             # An input that nobody has started yet is a run to be.
             self._host.submit(self.uid)
-            first = state.run.inputs[0] if state.run else state.queue[0].input
+            due = next((queued.input for queued in state.queue if queued.at is None), 0)
+            first = state.run.inputs[0] if state.run else due
             return Run(self._host, self._log, first)
         before = state.seq
         command = ContinueRun(self._overrides(model, limits, settings, None))

@@ -6,6 +6,7 @@ Invariant: what is made of a message depends on the message and the options alon
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 from perdure.core.errors import UsageError
@@ -86,7 +87,8 @@ class ChatWire:
         is_json = self._is_json(request)
         instructions = json_tools.instructions_of(request) if is_json else request.instructions
         head = line({"role": "system", "content": instructions}) if instructions else b""
-        messages = write_messages(request.messages, self, lambda message: self._write(message, files))
+        write = partial(self._write, files=files)
+        messages = [*write_messages(request.messages, self, write), *map(write, request.suffix)]
         fields = {"model": model, "stream": True, **self._settings(request), **self._tools(request)}
         if self.takes_stream_options:
             fields["stream_options"] = {"include_usage": True}

@@ -7,6 +7,7 @@ value that Google documents for histories of other models, since newer models re
 from __future__ import annotations
 
 from base64 import b64encode
+from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
@@ -76,7 +77,8 @@ class GeminiWire(msgspec.Struct, frozen=True, kw_only=True):
         return {"content-type": "application/json"} | ({"x-goog-api-key": key} if key else {})
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
-        pieces = write_messages(request.messages, self, lambda message: _write_message(message, self, files))
+        write = partial(_write_message, wire=self, files=files)
+        pieces = [*write_messages(request.messages, self, write), *map(write, request.suffix)]
         head = encode(_head(self, request))
         return b"".join((b'{"contents":[', *without_comma(pieces), b"]", b"," if len(head) > 2 else b"", head[1:]))
 

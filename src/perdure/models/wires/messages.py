@@ -7,6 +7,7 @@ Rule 2: signatures and redacted thoughts go back in their place if they are this
 from __future__ import annotations
 
 from base64 import b64encode
+from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
@@ -96,10 +97,12 @@ class MessagesWire(msgspec.Struct, frozen=True, kw_only=True):
         return fields
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
-        pieces = write_messages(request.messages, self, lambda message: _write_message(message, self.name, files))
+        write = partial(_write_message, name=self.name, files=files)
+        pieces = write_messages(request.messages, self, write)
         marks = request.settings.cache is not False
         if marks and pieces and pieces[-1] and not isinstance(request.messages[-1], AssistantMessage):
             pieces[-1] = pieces[-1][: -len(_BLOCK_END)] + _MARK + _BLOCK_END
+        pieces += map(write, request.suffix)
         prefix = _prefix_of(request).rstrip()
         if prefix:
             pieces.append(encode({"role": "assistant", "content": [{"type": "text", "text": prefix}]}) + b",")

@@ -6,6 +6,7 @@ Reasoning goes back whole and in its place, encrypted; calls and results are pai
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from perdure.core.messages import (
@@ -83,7 +84,8 @@ class ResponsesWire:
         return headers_with(key, self.key_header)
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
-        items = write_messages(request.messages, self, lambda message: self._write(message, files))
+        write = partial(self._write, files=files)
+        items = [*write_messages(request.messages, self, write), *map(write, request.suffix)]
         fields: dict[str, JSON] = {"model": model, "stream": True, "store": False}
         if request.instructions:
             fields["instructions"] = request.instructions

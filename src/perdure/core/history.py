@@ -1,0 +1,113 @@
+"""What the model reads, as the past grows and its view changes; and how many tokens that is.
+
+Rule 1: a history only grows at its end; a shorter one is another view, with a number of its own. Rule 2: tokens are the
+provider's count where it gave one, and else our estimate, corrected by how far the two differ.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from perdure.core.events import HistoryCompacted, HistoryCut
+from perdure.core.messages import Message, Usage, UserMessage
+from perdure.core.shared import Buffer
+from perdure.core.specs import AgentSpec
+from perdure.core.state import RunState, SessionState
+from perdure.core.window import estimate_message, estimate_view, joined_ledger, overhead_of, view_after
+
+MEANINGFUL_TOKENS = 200
+"""Smaller requests say little about how a provider counts."""
+
+
+def pin_agent(state: SessionState, digest: str, spec: AgentSpec) -> SessionState:
+    overhead = overhead_of(spec)
+    tokens = max(0, state.context_tokens + overhead - state.overhead_tokens)
+    return replace(
+        state,
+        spec=spec,
+        spec_digest=digest,
+        agent=spec.name,
+        overhead_tokens=overhead,
+        context_tokens=tokens,
+    )
+
+
+def compact(state: SessionState, event: HistoryCompacted) -> SessionState:
+    """The shorter view, if it was made for this one; what a try cost, it cost in any case."""
+    cost = event.cost_usd or 0.0
+    is_priced = event.cost_usd is not None
+    state = replace(
+        state,
+        usage=state.usage + event.usage,
+        cost_usd=state.cost_usd + cost,
+        is_priced=state.is_priced and is_priced,
+    )
+    run = state.run
+    if run is not None:
+        run = replace(run, usage=run.usage + event.usage, cost_usd=run.cost_usd + cost)
+        state = replace(state, run=replace(run, is_priced=run.is_priced and is_priced))
+    if event.view != state.view:
+        return state
+    before = state.context_tokens
+    if not event.error:
+        messages, asked = view_after(state, event)
+        state = replace(state, ledger=joined_ledger(state.ledger, event.ledger))
+        state = replace(with_view(state, messages), asked=asked)
+    return _after_compaction(state, event, before)
+
+
+def _after_compaction(state: SessionState, event: HistoryCompacted, before: int) -> SessionState:
+    """An overflow is asked about again if it helped; a run in which it does not help is not held up for ever."""
+    run = state.run
+    if run is None:
+        return state
+    helped = not event.error and state.context_tokens < before
+    is_over = event.cause == "overflow" and run.failure is not None and helped
+    spec = state.spec
+    is_enough = helped and (not spec or not run.window or state.context_tokens <= spec.window.at * run.window)
+    run = replace(
+        run,
+        tokens_saved=run.tokens_saved + before - state.context_tokens,
+        compactions=0 if is_enough and event.cause != "overflow" else run.compactions + 1,
+        compacted_in_vain=run.compacted_in_vain if helped else run.turn + 1,
+        failure=None if is_over else run.failure,
+        awaiting="interrupted" if is_over else run.awaiting,
+    )
+    return replace(state, run=run)
+
+
+def cut(state: SessionState, event: HistoryCut) -> SessionState:
+    return replace(with_view(state, [*state.history[: event.keep], *event.messages]), values=event.values)
+
+
+def with_view(state: SessionState, messages: list[Message]) -> SessionState:
+    """The state with another view of the past; what it costs is our own count, corrected by the provider's."""
+    estimated = estimate_view(messages)
+    users = [at for at, message in enumerate(messages) if isinstance(message, UserMessage)]
+    return replace(
+        state,
+        history=Buffer(messages),
+        view=state.view + 1,
+        asked=users[-1] if users else -1,
+        estimated_tokens=estimated,
+        context_tokens=int((estimated + state.overhead_tokens) * state.token_ratio),
+    )
+
+
+def heard(state: SessionState, message: UserMessage, *, is_input: bool = False) -> SessionState:
+    """The history with one more message that no model wrote."""
+    tokens = estimate_message(message)
+    return replace(
+        state,
+        asked=len(state.history) if is_input else state.asked,
+        history=state.history.add(message),
+        estimated_tokens=state.estimated_tokens + tokens,
+        context_tokens=state.context_tokens + int(tokens * state.token_ratio),
+    )
+
+
+def ratio_of(state: SessionState, run: RunState, usage: Usage) -> float:
+    """How the provider counts what we estimated; small requests say little about that."""
+    if usage.estimated or usage.input < MEANINGFUL_TOKENS or not run.asked_tokens:
+        return state.token_ratio
+    return min(4.0, max(0.25, usage.input / run.asked_tokens))
