@@ -173,8 +173,8 @@ LoadArtifact: TypeAlias = Callable[[str], Awaitable[bytes]]
 class ModelRequest(msgspec.Struct, frozen=True):
     """One question to a model. `messages` is a view that grows with the session: read it, never copy it per turn.
 
-    `suffix` stands behind them for this request alone. `prefix` is the beginning of the answer, to be continued.
-    `cache_key` is the same for requests that share a beginning. `load` fetches the bytes of an artifact.
+    `preface` and `suffix` stand around them for this request alone. `prefix` is the beginning of the answer, to be
+    continued. `cache_key` is the same for requests that share a beginning. `load` fetches the bytes of an artifact.
     """
 
     model: str
@@ -184,6 +184,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     settings: ModelSettings = ModelSettings()
     output: JSON = None
     prefix: tuple[AnswerPart, ...] = ()
+    preface: tuple[Message, ...] = ()
     suffix: tuple[Message, ...] = ()
     cache_key: str = ""
     load: LoadArtifact | None = None

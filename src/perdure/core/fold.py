@@ -341,6 +341,7 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
         reserved=Reservation(),
         seconds=run.seconds + event.seconds,
         rejections=run.rejections + is_rejected,
+        short_of=event.detail if event.kind == "limit" else run.short_of,
     )
     if is_rejected:
         state = heard(state, UserMessage((Text(event.detail),)))

@@ -195,7 +195,7 @@ def exhausted(run: RunState) -> str:
         return "cost_usd"
     if limits.seconds is not None and run.seconds >= limits.seconds:
         return "seconds"
-    return "no room for another call" if run.final else ""
+    return (run.short_of or "no room for another call") if run.final else ""
 
 
 def _may_answer(run: RunState) -> bool:

@@ -56,6 +56,7 @@ class RunState(Plain, frozen=True):
     failure: ModelFailed | None = None
     stop: StopRequested | None = None
     repairs: int = 0
+    short_of: str = ""
     rejections: int = 0
     pushes: int = 0
     asked_tokens: int = 0

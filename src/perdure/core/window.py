@@ -61,7 +61,9 @@ def estimate_view(messages: Iterable[Message]) -> int:
 
 def overhead_of(spec: AgentSpec) -> int:
     """What every request carries beside the messages: instructions and the schemas of the tools that are shown."""
-    shown = [[tool.name, tool.description, tool.parameters] for tool in spec.tools if not tool.hidden]
+    shown = [
+        [tool.name, tool.description, tool.parameters] for tool in spec.tools if not (tool.hidden or tool.deferred)
+    ]
     return (len(spec.instructions) + len(encode_json(shown))) // 4
 
 

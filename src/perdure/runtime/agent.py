@@ -14,11 +14,13 @@ from perdure.core.errors import UsageError
 from perdure.core.specs import AgentSpec, Guards, Limits, ModelSettings, Reminder, StopWhen, ToolErrors, Window
 from perdure.ports import Model
 from perdure.runtime.context import ToolContext
+from perdure.runtime.deferred import defer, find_tools
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.policy import Policy
 from perdure.runtime.recourse import OnModelError
 from perdure.runtime.schema import Codec, codec_of
 from perdure.runtime.spill import READ_OUTPUT, read_output
+from perdure.runtime.surroundings import ContextSource
 from perdure.runtime.tools import Tool, as_tool, check_names
 
 if TYPE_CHECKING:
@@ -36,7 +38,10 @@ ModelChoice = str | Model | Sequence[str | Model]
 
 @dataclass(frozen=True, kw_only=True)
 class Agent(Generic[OutputT]):
-    """A model with instructions, tools and limits. `model` may be a list: the first, then fallbacks."""
+    """A model with instructions, tools and limits. `model` may be a list: the first, then fallbacks.
+
+    Tools beyond `defer_above` bytes of schemas stand behind a search. `context` is said beside the conversation.
+    """
 
     name: str
     instructions: Instructions = ""
@@ -53,6 +58,8 @@ class Agent(Generic[OutputT]):
     window: Window = field(default_factory=Window)
     reminders: Sequence[Reminder] = ()
     stop_when: Sequence[StopWhen] = ()
+    context: Sequence[ContextSource] = ()
+    defer_above: int | None = 60_000
     on_model_error: OnModelError | None = None
 
     def __post_init__(self) -> None:
@@ -83,12 +90,17 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
     tools = [as_tool(item) for item in agent.tools]
     check_names(tools)
     models = (override,) if override is not None else _models(agent, resolve)
+    specs = defer([tool.spec for tool in tools], agent.defer_above)
+    if any(spec.deferred for spec in specs):
+        tools = [find_tools, *tools]
+        specs = (find_tools.spec, *specs)
+        check_names(tools)
     output = codec_of(agent.output) if agent.output is not None and agent.output is not str else None
     spec = AgentSpec(
         name=agent.name,
         model=models[0].name,
         instructions=agent.instructions if isinstance(agent.instructions, str) else "",
-        tools=tuple(tool.spec for tool in tools),
+        tools=specs,
         policy=agent.policy.spec,
         limits=agent.limits,
         settings=agent.settings,

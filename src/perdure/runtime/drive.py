@@ -48,6 +48,7 @@ from perdure.core.events import (
 )
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight
+from perdure.core.versions import changes_between
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
@@ -107,12 +108,13 @@ class Driver:
         self._stir()
 
     def _recover(self, state: SessionState) -> list[Event]:
-        """A crash is an ordinary fact, and so is an agent that was changed under an open run."""
+        """A crash is an ordinary fact, and so is that the agent was changed: an open run keeps what it began with."""
         facts: list[Event] = []
         if in_flight(state):
             facts.append(RunResumed(self._epoch))
-        if state.run and state.spec_digest != self._binding.digest:
-            facts.append(AgentPinned(self._binding.digest, self._binding.spec))
+        if state.run and state.spec and state.spec_digest != self._binding.digest:
+            changes = changes_between(state.spec, self._binding.spec)
+            facts.append(Noted("agent_changed", {"run": state.run.run, "changes": changes}))
         return facts
 
     async def _loop(self) -> None:
