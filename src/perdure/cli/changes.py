@@ -1,0 +1,61 @@
+"""What changed a session beside its turns (views of the past, inputs, settings, state), in words for people."""
+
+from __future__ import annotations
+
+from perdure.cli.words import count, shorten, show_cost, show_parts
+from perdure.core.events import (
+    Event,
+    HistoryCompacted,
+    HistoryCut,
+    HistoryImported,
+    InputChanged,
+    SettingsChanged,
+    StateChanged,
+)
+
+LONGEST = 300
+
+
+def show_change(event: Event) -> tuple[str, str, str] | None:
+    """Mark, text and style of a line; None for what is no such change."""
+    match event:
+        case HistoryCompacted(error=error) if error:
+            return "≈", f"the past could not be compacted: {shorten(error, LONGEST)}", "yellow"
+        case HistoryCompacted():
+            return "≈", _compacted(event), "cyan"
+        case HistoryCut(to=to, keep=keep, messages=messages):
+            left = count(keep + len(messages), "message")
+            return (
+                "↶",
+                f"back to record {to}: the conversation has {left} now" if to else "the conversation is cleared",
+                "yellow",
+            )
+        case HistoryImported(messages=messages, repairs=repairs, source=source):
+            mended = f", {count(len(repairs), 'repair')}" if repairs else ""
+            return (
+                "⇥",
+                f"{count(len(messages), 'message')} imported{f' from {source}' if source else ''}{mended}",
+                "cyan",
+            )
+        case InputChanged(blocked=blocked) if blocked:
+            return "✗", f"the input is blocked: {shorten(blocked, LONGEST)}", "red"
+        case InputChanged(parts=parts) if parts is not None:
+            return "·", f"the input was changed to: {shorten(show_parts(parts), LONGEST)}", "dim"
+        case InputChanged(due=True):
+            return "·", "an input that was scheduled is due", "dim"
+        case SettingsChanged(title=title, model=model) if title is not None and not model:
+            return "·", f"it is called {title!r} now", "dim"
+        case SettingsChanged(model=model):
+            return "·", f"from now on {model or 'the model of its agent'} answers", "dim"
+        case StateChanged(changes=changes, by=by):
+            return "·", f"{', '.join(changes)} changed{f' by {by}' if by else ''}", "dim"
+        case _:
+            return None
+
+
+def _compacted(event: HistoryCompacted) -> str:
+    what = [count(event.stop - event.start, "message") + " compacted"] if event.stop > event.start else []
+    what += [count(len(event.pruned), "result") + " left out"] if event.pruned else []
+    tokens = f"{event.tokens_before:,} → {event.tokens_after:,} tokens"
+    spent = [show_cost(event.cost_usd)] if event.cost_usd else []
+    return " · ".join([", ".join(what) or "nothing to compact", event.cause, tokens, *spent])
