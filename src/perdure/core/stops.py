@@ -32,7 +32,7 @@ def held(condition: StopWhen, run: RunState) -> str:
 def _matches(pattern: str, text: str) -> bool:
     try:
         return re.search(pattern, text) is not None
-    except re.error:
+    except (re.error, OverflowError, RecursionError):
         return False
 
 

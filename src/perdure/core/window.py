@@ -170,8 +170,8 @@ def joined_ledger(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]
 def view_after(state: SessionState, event: HistoryCompacted) -> tuple[list[Message], int]:
     """The messages of the view that a compaction makes, and where in it the last input stands."""
     messages: list[Message] = prune(state.history[:], event.pruned)
-    start, stop, asked = event.start, min(event.stop, len(messages)), state.asked
-    if stop <= start:
+    start, stop, asked = max(0, event.start), min(event.stop, len(messages)), state.asked
+    if stop <= start or not (_may_cut(messages, start) and _may_cut(messages, stop)):
         return messages, asked
     kept = [messages[asked]] if start <= asked < stop else []
     summary = summary_message(event, joined_ledger(state.ledger, event.ledger))
