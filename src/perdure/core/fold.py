@@ -50,7 +50,6 @@ from perdure.core.messages import (
     ToolResult,
     Usage,
     UserMessage,
-    estimate_tokens,
 )
 from perdure.core.specs import NextTurn
 from perdure.core.state import Remembered, RunState, RunSummary, SessionState, find_call, new_state
@@ -232,11 +231,9 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     if run is None:
         return state
     parts = event.message.parts
-    history = state.history.add(event.message)
     said = estimate_message(event.message)
     tokens = max(0, event.usage.total - run.tokens_saved) if event.usage.total else state.context_tokens + said
     ratio = ratio_of(state, run, event.usage)
-    estimated = state.estimated_tokens + said
     calls = tuple(Call(p.call, p.name, p.arguments, p.id) for p in parts if isinstance(p, ToolCall))
     repairs = run.repairs
     circles = after_answer(run.circles, event)
@@ -244,10 +241,6 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     if event.invalid and not calls:
         feedback = f"The answer does not fit the output type: {event.invalid} Answer again, corrected."
         repairs += 1
-    if feedback:
-        history = history.add(UserMessage((Text(feedback),)))
-        tokens += estimate_tokens((Text(feedback),))
-        estimated += estimate_tokens((Text(feedback),))
     cost = event.cost_usd or 0.0
     is_priced = event.cost_usd is not None
     spent = event.usage + event.wasted if event.wasted.total else event.usage
@@ -267,18 +260,19 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         seconds=run.seconds + event.seconds,
         reserved=Reservation(),
     )
-    return replace(
+    state = replace(
         state,
         run=answered,
-        history=history,
+        history=state.history.add(event.message),
         calls=state.calls + len(calls),
         usage=state.usage + spent,
         cost_usd=state.cost_usd + cost,
         is_priced=state.is_priced and is_priced,
         context_tokens=tokens,
-        estimated_tokens=estimated,
+        estimated_tokens=state.estimated_tokens + said,
         token_ratio=ratio,
     )
+    return heard(state, UserMessage((Text(feedback),))) if feedback else state
 
 
 def _with_stop(run: RunState | None, event: StopRequested) -> RunState | None:
