@@ -430,6 +430,8 @@ WINDOWS: list[Row] = [
     ("a compaction leaves calls under way alone", log(LONG, turn(6), called("a", first=6), started(6), SHORTER), []),
     ("a compaction lands behind its run", log(LONG, turn(6), answered(), RunEnded(1, "completed"), SHORTER), []),
     ("background calls outlive an overflow", log(SLOW, overflow(2)), ["compact view 0 overflow"]),
+    ("a background read that died is not started again in a run that is told to end",
+     log(SLOW, CRASH, stopping()), ["end 1 cancelled"]),
     ("background calls end with an overflow that cannot be helped",
      log(SLOW, overflow(2), compacted(0, cause="overflow", error="no summary")), ["abort 1"]),
 ]  # fmt: skip

@@ -146,7 +146,7 @@ def test_the_simulation_reaches_every_corner() -> None:
     compactions: Counter[str] = Counter()
     details: Counter[str] = Counter()
     changed: Counter[str] = Counter()
-    repeated = 0
+    repeated = stale = 0
     for seed in range(150):
         session = Simulation(seed).wreak(STEPS).settle()
         kinds.update(type(event).__name__ for event in session.events)
@@ -154,6 +154,7 @@ def test_the_simulation_reaches_every_corner() -> None:
         outcomes.update(event.outcome for event in session.events if isinstance(event, CallEnded))
         repeated += sum(1 for e in session.events if isinstance(e, CallStarted) and e.attempt > 1)
         refusals.update(session.refusals)
+        stale += session.stale
         compactions.update(
             how for event in session.events if isinstance(event, HistoryCompacted) for how in how_of(event)
         )
@@ -164,6 +165,7 @@ def test_the_simulation_reaches_every_corner() -> None:
     assert set(outcomes) == {"ok", "error", "denied", "cancelled", "timeout", "unknown", "superseded"}
     assert set(refusals) == {"Conflict", "NotFound", "Refused"}
     assert repeated > 20
+    assert stale > 5
     assert set(compactions) == {"threshold", "overflow", "request", "error", "shorter", "pruned"}
     assert set(changed) == {"vetted", "blocked", "parts", "due"}
     assert set(details) >= {"stop condition", "input", "output", "context_too_long"}

@@ -155,6 +155,8 @@ def _background_actions(state: SessionState, run: RunState) -> tuple[Action, ...
         is_unwanted = is_ending or (run.stop is not None and run.stop.cause != "stop") or call.decision is not None
         if call.status == "started":
             actions += [AbortCall(call.ordinal)] if is_unwanted else []
+        elif run.stop and (action := _stop_call(run, call)):
+            actions.append(action)
         elif is_unwanted or not (call.effect in ("read", "idempotent") or call.operation):
             actions.append(_ended(end_unknown(call)))
         else:
