@@ -131,15 +131,16 @@ def ledger_of(state: SessionState, messages: Iterable[Message]) -> tuple[str, ..
 
 def _lines_of(state: SessionState, result: ToolResult, call: ToolCall | None) -> list[str]:
     what = f"call {result.call}, {result.name} {(call.arguments if call else '')[:MAX_ARGUMENTS]}".rstrip()
+    said = " ".join(part.text for part in result.parts if isinstance(part, Text))[:MAX_ARGUMENTS]
     lines: list[str] = []
     pause = 1
     while (decided := state.decided.get(f"{result.call}-{pause}")) is not None:
         decision, _, by = decided.partition("|")
-        lines.append(f"{what}: {decision}{f' by {by}' if by else ''}")
+        words = f": {said}" if decision == "answer" else ""
+        lines.append(f"{what}: {decision}{f' by {by}' if by else ''}{words}")
         pause += 1
     if result.outcome in ("denied", "unknown"):
-        said = " ".join(part.text for part in result.parts if isinstance(part, Text))
-        lines.append(f"{what}: {result.outcome}: {said[:MAX_ARGUMENTS]}")
+        lines.append(f"{what}: {result.outcome}: {said}")
     return lines
 
 
