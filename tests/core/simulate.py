@@ -164,6 +164,8 @@ class Simulation:
             elif dice < 0.18:
                 # A hook writes down what it changed; after a crash it may do so again.
                 self.append(StateChanged({"session/hook": len(self.events)}, origin=self.random.choice(("h1", "h2"))))
+            elif dice < 0.30 and COMPACTION in self.flights:
+                self.send(CompactView(self._any_compaction(CompactHistory("request", self.state.view))))
             elif not self.step():
                 self.send(self._any_decision() if self.state.run else self._any_pastime())
         return self

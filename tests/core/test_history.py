@@ -184,7 +184,9 @@ def test_overflows_far_apart_are_not_in_a_row() -> None:
     events: list[Event] = [*LONG]
     number, view = 6, 0
     for _ in range(6):
-        events += (*overflow(number), compacted(view, 1, 8 if view else 7, "overflow"))
+        events += overflow(number)
+        assert asks_for(tuple(events)) == [f"compact view {view} overflow"]
+        events.append(compacted(view, 1, 8 if view else 7, "overflow"))
         assert asks_for(tuple(events)) == [f"model {number} attempt 2"]
         events += (turn(number, attempt=2), called("look", first=number), *started(number, "read"), *ended(number))
         events += long_talk(5, first=number + 1)
