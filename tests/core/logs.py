@@ -11,10 +11,13 @@ from perdure.core.actions import (
     AppendEvents,
     CallModel,
     CheckCall,
+    CompactHistory,
     EndOperation,
+    EndRun,
     RunTool,
     StartRun,
     SuspendCall,
+    VetInput,
 )
 from perdure.core.events import (
     AgentPinned,
@@ -24,8 +27,11 @@ from perdure.core.events import (
     CallStarted,
     CallSuspended,
     Event,
+    HistoryCompacted,
     InputAccepted,
+    InputChanged,
     ModelCalled,
+    ModelFailed,
     ModelResponded,
     RunEnded,
     RunStarted,
@@ -33,7 +39,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.fold import fold
-from perdure.core.messages import AssistantMessage, Text, ToolCall
+from perdure.core.messages import AssistantMessage, Text, ToolCall, Usage
 from perdure.core.rules import next_actions
 from perdure.core.specs import AgentSpec, Limits
 from perdure.core.state import SessionState
@@ -112,6 +118,30 @@ def pinned(name: str = "clerk", **more: Any) -> AgentPinned:
     return AgentPinned("s1", AgentSpec(name, **more))
 
 
+def vetted(number: int, blocked: str = "", **more: Any) -> InputChanged:
+    """What a guardrail said of an input that waits."""
+    return InputChanged(number, vetted=True, blocked=blocked, **more)
+
+
+def compacted(view: int, start: int = 0, stop: int = 0, cause: Any = "threshold", **more: Any) -> HistoryCompacted:
+    """A shorter view, or with an `error` none; what it says is far shorter than what `long_talk` says."""
+    return HistoryCompacted(view, cause, start, stop, **more)
+
+
+def long_talk(turns: int = 6, first: int = 1, usage: Usage = Usage()) -> tuple[Event, ...]:  # noqa: B008 - frozen
+    """Turns of one call each, with results of 100 tokens."""
+    events: list[Event] = []
+    for number in range(first, first + turns):
+        events += (turn(number), called("look", first=number, usage=usage), *started(number, "read"))
+        events.append(CallEnded(number, "ok", (Text(f"{number:04}" * 100),)))
+    return tuple(events)
+
+
+def overflow(number: int = 1, attempt: int = 1) -> tuple[Event, ...]:
+    """A request that is too long for its model."""
+    return turn(number, attempt=attempt), ModelFailed("context_too_long", "too long")
+
+
 def asks_for(*items: Event | tuple[Event, ...]) -> list[str]:
     return [brief(action) for action in next_actions(folded(*items))]
 
@@ -139,6 +169,12 @@ def brief(action: Action) -> str:
             return f"abort model {number}"
         case AbortCall(call=call):
             return f"abort {call}"
+        case VetInput(input=number):
+            return f"vet {number}"
+        case CompactHistory(cause=cause, view=view, background=background):
+            return f"compact view {view} {cause}{' beside' if background else ''}"
+        case EndRun(end=end):
+            return f"ask about: {_brief_event(end)}"
         case _:
             assert_never(action)
 

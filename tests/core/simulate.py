@@ -17,19 +17,26 @@ from perdure.core.actions import (
     AppendEvents,
     CallModel,
     CheckCall,
+    CompactHistory,
     EndOperation,
+    EndRun,
     RunTool,
     StartRun,
     SuspendCall,
+    VetInput,
 )
 from perdure.core.codec import decode_event, digest_of, encode_event
 from perdure.core.commands import (
     CancelBackground,
     ChangeSettings,
+    ChangeState,
     Command,
+    CompactView,
     ContinueRun,
+    CutHistory,
     Decide,
     ExpireCalls,
+    ImportHistory,
     SendInput,
     StopRun,
 )
@@ -42,22 +49,40 @@ from perdure.core.events import (
     CallStarted,
     CallSuspended,
     Event,
+    HistoryCompacted,
+    HistoryCut,
+    HistoryImported,
+    InputChanged,
     ModelCalled,
     ModelFailed,
     ModelResponded,
     Noted,
     Reservation,
+    RunEnded,
     RunResumed,
     RunStarted,
     SessionOpened,
+    StateChanged,
 )
 from perdure.core.fold import evolve
-from perdure.core.messages import AssistantMessage, Text, ToolCall, Usage
+from perdure.core.inputs import NATURAL_END
+from perdure.core.messages import (
+    AssistantMessage,
+    Message,
+    Part,
+    Text,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
 from perdure.core.rules import next_actions
-from perdure.core.specs import AgentSpec, Limits, Overrides
-from perdure.core.state import SessionState, find_call, in_flight, new_state
+from perdure.core.specs import AgentSpec, Limits, Overrides, StopWhen, Window
+from perdure.core.state import SessionState, find_call, has_due_input, in_flight, new_state
 from perdure.core.transcript import unpaired
 from perdure.core.views import pending_of, summarise
+from perdure.core.window import Range, estimate_view, find_range, ledger_of, superseded
 
 TOOLS: dict[str, dict[str, Any]] = {
     "read": {"effect": "read"},
@@ -74,6 +99,8 @@ TOOLS: dict[str, dict[str, Any]] = {
     "invalid": {"verdict": "invalid"},
 }
 EVERYTHING_SETTLES_WITHIN = 2_000
+MODEL, COMPACTION, VETTING, ENDING = 0, -1, -2, -3
+CONDITIONS = (StopWhen(turns=9), StopWhen(errors=2), StopWhen(tool="line"), StopWhen(tokens=400, repeats=1))
 
 
 class Simulation:
@@ -88,17 +115,40 @@ class Simulation:
         self.flights: dict[int, Action] = {}
         self.refusals: list[str] = []
         self.epoch = 1
+        self.stale = 0
         self.now = 0.0
-        spec = AgentSpec("clerk", concurrency=self.random.choice((None, None, 1, 2)))
-        self.append(SessionOpened(f"u{seed}", f"s{seed}", "clerk"), AgentPinned("d", spec))
+        self.made: HistoryCompacted | None = None
+        self.asked_about: tuple[RunEnded, int] | None = None
+        self.marks: list[SessionState] = []
+        self.last_words: tuple[Part, ...] = ()
+        self.values: dict[str, Any] = {}
+        self.origins: set[str] = set()
+        self.has_middleware = self.random.random() < 0.4
+        self.append(SessionOpened(f"u{seed}", f"s{seed}", "clerk"), AgentPinned("d", self._any_spec()))
+
+    def _any_spec(self) -> AgentSpec:
+        pick = self.random.choice
+        return AgentSpec(
+            "clerk",
+            concurrency=pick((None, None, 1, 2)),
+            window=Window(
+                at=pick((0.5, 0.8)), keep_last=pick((1, 3)), background=pick((True, False)), is_on=pick("yyyn") == "y"
+            ),
+            stop_when=pick(((), (), CONDITIONS[:2], CONDITIONS[2:])),
+            vets_input=pick((False, True)),
+        )
 
     def append(self, *events: Event) -> None:
         for event in events:
+            before = self.state
             self.events.append(event)
             self.state = evolve(self.state, event)
             self.replayed = evolve(self.replayed, decode_event(encode_event(event)))
             assert self.replayed == self.state, f"seed {self.seed}: replay differs after {event}"
             self._check_laws(event)
+            self._check_inputs(before, event)
+            self._check_view(before, event)
+            self._check_values(event)
 
     def wreak(self, steps: int) -> Simulation:
         """Work, commands and crashes in any order."""
@@ -111,8 +161,13 @@ class Simulation:
                 self.crash()
             elif dice < 0.17:
                 self.append(Noted("tag", {"now": 1}))
+            elif dice < 0.18:
+                # A hook writes down what it changed; after a crash it may do so again.
+                self.append(StateChanged({"session/hook": len(self.events)}, origin=self.random.choice(("h1", "h2"))))
+            elif dice < 0.30 and COMPACTION in self.flights:
+                self.send(CompactView(self._any_compaction(CompactHistory("request", self.state.view))))
             elif not self.step():
-                self.send(self._any_decision() if self.state.run else self._any_input())
+                self.send(self._any_decision() if self.state.run else self._any_pastime())
         return self
 
     def settle(self) -> Simulation:
@@ -120,12 +175,23 @@ class Simulation:
         for _ in range(EVERYTHING_SETTLES_WITHIN):
             if not self.step():
                 pending = pending_of(self.state)
-                if not pending:
-                    assert self.state.run is None, f"seed {self.seed}: stuck in {self.state.run}"
-                    assert not self.state.queue, f"seed {self.seed}: inputs left over"
+                if pending:
+                    self.send(self._any_decision())
+                    continue
+                assert self.state.run is None, f"seed {self.seed}: stuck in {self.state.run}"
+                if not self.state.queue:
                     return self
-                self.send(self._any_decision())
+                self._wake()
         raise AssertionError(f"seed {self.seed}: does not come to rest")
+
+    def _wake(self) -> None:
+        """Only inputs for later are left: the session rests, and whoever looks at its row knows until when."""
+        row = summarise(self.state)
+        assert (row.status, row.runnable) == ("idle", False), f"seed {self.seed}: {row}"
+        assert row.wake_at is not None, f"seed {self.seed}: inputs left over"
+        self.now = max(self.now, row.wake_at)
+        self.send(ExpireCalls(self.now))
+        assert has_due_input(self.state), f"seed {self.seed}: not due in its time"
 
     def step(self) -> bool:
         """Takes one action or lands one flight; False if there is nothing to do."""
@@ -150,6 +216,7 @@ class Simulation:
     def crash(self) -> None:
         """The process dies with all that it had under way; the next one finds the open intents."""
         self.flights.clear()
+        self.asked_about = None
         self.epoch += 1
         if in_flight(self.state):
             self.append(RunResumed(self.epoch))
@@ -164,8 +231,25 @@ class Simulation:
                 return call not in self.flights
             case EndOperation(call=call):
                 return call in self.flights
+            case CompactHistory():
+                return COMPACTION in self.flights
+            case VetInput():
+                return VETTING in self.flights
+            case StartRun(inputs=(first, *_)) if self._needs_vetting(first):
+                return VETTING in self.flights
+            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched(end):
+                return ENDING in self.flights
             case _:
                 return False
+
+    def _needs_vetting(self, number: int) -> bool:
+        return bool(self.state.spec and self.state.spec.vets_input) and number not in self.state.vetted
+
+    def _is_watched(self, end: RunEnded) -> bool:
+        """Whether somebody is asked about an end: once in a turn, and never about what a person wants."""
+        turn = self.state.run.turn if self.state.run else 0
+        is_natural = end.reason not in ("stopped", "cancelled")
+        return self.has_middleware and is_natural and self.asked_about != (end, turn)
 
     def _may_run(self, action: RunTool) -> bool:
         call = find_call(self.state.run, action.call)
@@ -174,13 +258,26 @@ class Simulation:
     def _take(self, action: Action) -> None:
         random, state = self.random, self.state
         match action:
+            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched(end):
+                self.flights[ENDING] = EndRun(end)
             case AppendEvents(events=events):
                 self.append(*events)
+            case VetInput():
+                self.flights[VETTING] = action
+            case StartRun(inputs=(number, *_)) if self._needs_vetting(number):
+                self.flights[VETTING] = VetInput(number)
+            case CompactHistory():
+                self.made = self._any_compaction(action)
+                self.flights[COMPACTION] = action
+            case EndRun():
+                raise AssertionError("no rule asks for it")
             case StartRun(inputs=inputs):
-                first = state.queue[0]
+                first = next(queued for queued in state.queue if queued.input == inputs[0])
                 limits = first.overrides.limits or self._any_limits()
                 output = random.choice((None, None, {"type": "object"}))
-                self.append(RunStarted(state.runs + 1, inputs, limits, output=output, continues=first.continues))
+                window = random.choice((None, 200, 600, 3000))
+                more: dict[str, Any] = {"output": output, "continues": first.continues, "window": window}
+                self.append(RunStarted(state.runs + 1, inputs, limits, **more))
             case CallModel():
                 self._call_model(action)
             case CheckCall(call=call):
@@ -231,11 +328,51 @@ class Simulation:
             case RunTool(call=call):
                 outcome = self.random.choice(("ok", "ok", "ok", "error", "timeout"))
                 in_doubt = outcome == "timeout"
-                self.append(CallEnded(call, outcome, (Text("out"),), in_doubt, self.random.random()))
+                said = Text("out" * self.random.choice((1, 1, 1, 1, 1, 1000)))
+                self.append(CallEnded(call, outcome, (said,), in_doubt, self.random.random()))
             case EndOperation(call=call):
                 self.append(CallEnded(call, "unknown", (Text("told to end"),), in_doubt=True))
+            case CompactHistory():
+                assert self.made is not None
+                self.stale += self.made.view != self.state.view
+                self.append(self.made)
+            case VetInput(input=number):
+                self.append(self._any_verdict(number))
+            case EndRun(end=end):
+                self.asked_about = (end, self.state.run.turn if self.state.run else 0)
+                if self.random.random() < 0.3:
+                    self.append(Noted("pushed"))
+                    self.send(SendInput((Text("go on"),), busy="join", by=NATURAL_END))
             case _:
                 self.append(self._any_answer())
+
+    def _any_verdict(self, number: int) -> InputChanged:
+        dice = self.random.random()
+        if dice < 0.2:
+            return InputChanged(number, blocked="not here", by="guard")
+        has_words = any(queued.parts for queued in self.state.queue if queued.input == number)
+        parts = (Text(f"other words {number}"),) if dice < 0.4 and has_words else None
+        return InputChanged(number, parts, vetted=True)
+
+    def _any_compaction(self, action: CompactHistory) -> HistoryCompacted:
+        """What a performer would make of the view as it is now; it lands whenever it lands."""
+        state, random = self.state, self.random
+        spec = state.spec
+        assert spec is not None
+        spent: dict[str, Any] = {"usage": Usage(random.randrange(9), 3), "cost_usd": random.choice((None, 0.01))}
+        found = find_range(state.history, spec.window.keep_first, spec.window.keep_last)
+        pruned = superseded(state.history, spec, spec.window.keep_last) if random.random() < 0.5 else ()
+        if random.random() < 0.2 or not (found or pruned):
+            return HistoryCompacted(action.view, action.cause, error="no summary", **spent)
+        if found is None:
+            return HistoryCompacted(action.view, action.cause, pruned=pruned, **spent)
+        if random.random() < 0.1:
+            # Middleware may answer in the place of a performer, with a range of its own.
+            found = Range(random.randrange(-1, 4), random.randrange(len(state.history) + 3))
+        ledger = ledger_of(state, state.history[found.start : found.stop])
+        parts = random.choice(((), (Text("They talked."),)))
+        more: dict[str, Any] = {"parts": parts, "ledger": ledger, "pruned": pruned, **spent}
+        return HistoryCompacted(action.view, action.cause, found.start, found.stop, **more)
 
     def _abort(self, call: int) -> None:
         action = self.flights.pop(call)
@@ -247,14 +384,18 @@ class Simulation:
     def _any_answer(self) -> Event:
         random, state = self.random, self.state
         spent: dict[str, Any] = {
-            "usage": Usage(random.randrange(30), random.randrange(30)),
+            "usage": self._any_usage(),
             "cost_usd": random.choice((None, 0.01)),
             "seconds": random.random() * 2,
         }
         dice = random.random()
         if dice < 0.06:
-            kind = random.choice(("rate_limited", "auth", "internal", "cut"))
+            kind = random.choice(("rate_limited", "auth", "internal", "cut", "blocked"))
             return ModelFailed(kind, "gone", random.random())
+        if dice < 0.11:
+            return ModelFailed("context_too_long", "too long", random.random())
+        if dice < 0.16:
+            return ModelFailed("rejected", "Say it better.", wasted=Usage(5, 5), cost_usd=0.01)
         if dice < 0.70:
             names = random.choices(list(TOOLS), k=random.choice((1, 1, 2, 3, 5)))
             numbered = enumerate(names, state.calls + 1)
@@ -265,6 +406,13 @@ class Simulation:
             return ModelResponded(message, invalid="not an object.", **spent)
         stop = random.choice(("end", "end", "end", "end", "length", "refusal"))
         return ModelResponded(message, stop=stop, output={"n": 1}, **spent)
+
+    def _any_usage(self) -> Usage:
+        """What a provider counts may be far from what we estimate."""
+        random = self.random
+        if random.random() < 0.8:
+            return Usage(random.randrange(30), random.randrange(30))
+        return Usage(int(self.state.context_tokens * random.choice((0.1, 1.0, 1.3, 9.0))), random.randrange(30))
 
     def _any_limits(self) -> Limits:
         pick = self.random.choice
@@ -279,26 +427,67 @@ class Simulation:
 
     def _any_command(self) -> Command:
         dice = self.random.random()
-        if dice < 0.45:
+        if dice < 0.40:
             return self._any_input()
-        if dice < 0.70:
+        if dice < 0.60:
             return self._any_decision()
-        if dice < 0.80:
+        if dice < 0.68:
             return StopRun(self.random.choice(("stop", "cancel", "seconds")), by="ops")
-        if dice < 0.90:
+        if dice < 0.78:
             return ExpireCalls(self.now)
+        if dice < 0.82:
+            title = self.random.choice((None, "", "Bills"))
+            return ChangeSettings(self.random.choice(("", "openai:a", "anthropic:b")), title=title)
         if dice < 0.94:
-            return ChangeSettings(self.random.choice(("", "openai:a", "anthropic:b")))
+            return self._any_pastime()
         if dice < 0.96:
             return CancelBackground()
         return ContinueRun(Overrides(limits=self._any_limits()))
+
+    def _any_pastime(self) -> Command:
+        """What people do with a session that rests, or at the wrong time."""
+        random, state = self.random, self.state
+        dice = random.random()
+        if dice < 0.15:
+            return self._any_cut()
+        if dice < 0.25:
+            return ImportHistory(self._any_import())
+        if dice < 0.40:
+            scope = random.choice(("session", "session", "run"))
+            changes = {f"{scope}/{random.choice('ab')}": len(self.events)}
+            return ChangeState(changes, "ops", random.choice(("", "", "hook-1", "hook-2")))
+        if dice < 0.55:
+            view = max(0, state.view - random.choice((0, 0, 1)))
+            return CompactView(self._any_compaction(CompactHistory("request", view)))
+        return self._any_input()
+
+    def _any_cut(self) -> CutHistory:
+        """Back to what the session was when it rested once; of what is left, the log need not say all again."""
+        random, state = self.random, self.state
+        if state.run is None and not unpaired(state.history):
+            self.marks.append(state)
+        mark = random.choice(self.marks) if self.marks else new_state()
+        same = mark.view == state.view
+        keep = len(mark.history) if same else 0
+        cut = HistoryCut(mark.seq, keep, () if same else tuple(mark.history), mark.values, "ops")
+        return CutHistory(cut, state.seq - random.choice((0, 0, 1)))
+
+    def _any_import(self) -> HistoryImported:
+        number = self.state.calls + self.random.choice((1, 1, 0))
+        messages: tuple[Message, ...] = (
+            UserMessage((Text("elsewhere"),)),
+            AssistantMessage((ToolCall(number, "read", "{}"),)),
+            ToolMessage((ToolResult(number, "read", "ok", (Text("out"),)),)),
+        )
+        return HistoryImported(messages, source="elsewhere")
 
     def _any_input(self) -> SendInput:
         random = self.random
         key = random.choice((None, None, "k1", "k2", "k3"))
         words = f"words {random.randrange(2)}" if key else f"words {len(self.events)}"
         busy = random.choice(("queue", "queue", "join", "join", "interrupt", "refuse"))
-        return SendInput((Text(words),), busy=busy, key=key, digest=digest_of(words))
+        at = self.now + random.random() * 30 if random.random() < 0.2 else None
+        return SendInput((Text(words),), busy=busy, key=key, digest=digest_of(words), at=at)
 
     def _any_decision(self) -> Decide:
         random = self.random
@@ -319,12 +508,13 @@ class Simulation:
         """What must hold after every single event."""
         state, run = self.state, self.state.run
         open_calls = {call.ordinal for call in run.calls if call.status != "ended"} if run else set[int]()
-        if isinstance(event, ModelCalled | ModelResponded | CallEnded | RunStarted):
+        whole = ModelCalled | ModelResponded | CallEnded | RunStarted | HistoryCompacted | HistoryCut | HistoryImported
+        if isinstance(event, whole):
             broken = set(unpaired(state.history))
             turn = {call.ordinal for call in run.calls} if run else set[int]()
             assert broken == (turn if open_calls else set()), f"seed {self.seed}: unpaired {broken}"
         summary = summarise(state)
-        at_rest = run is None and not state.queue
+        at_rest = run is None and not has_due_input(state) and (summary.wake_at is not None or not state.queue)
         waiting = any(call.status == "suspended" for call in run.calls) if run else False
         assert summary.runnable or at_rest or waiting, f"seed {self.seed}: stuck"
         if run:
@@ -333,3 +523,57 @@ class Simulation:
             assert cap is None or len(flying) <= cap, f"seed {self.seed}: over the cap"
             alone = any(call.sequential for call in flying)
             assert not alone or len(flying) == 1, f"seed {self.seed}: a sequential call is not alone"
+
+    def _check_inputs(self, before: SessionState, event: Event) -> None:
+        """The words of an input are read in its turn, once; of one that was blocked, nothing is."""
+        numbers = event.inputs if isinstance(event, RunStarted | ModelCalled) else ()
+        waiting = {queued.input: queued for queued in before.queue}
+        for number in numbers:
+            assert number in waiting, f"seed {self.seed}: input {number} is taken twice"
+            assert waiting[number].at is None, f"seed {self.seed}: input {number} before its time"
+            is_push = waiting[number].by == NATURAL_END and isinstance(event, RunStarted)
+            assert not is_push, f"seed {self.seed}: a push starts a run"
+        words = [waiting[number].parts for number in numbers if not before.vetted.get(number)]
+        words = [parts for parts in words if parts]
+        new = self.state.history[len(before.history) :][: len(words)]
+        read = [message.parts for message in new if isinstance(message, UserMessage)]
+        assert read == words or not numbers, f"seed {self.seed}: {read} was read instead of {words}"
+        if words:
+            self.last_words = words[-1]
+        elif isinstance(event, HistoryCut | HistoryImported):
+            self.last_words = ()
+
+    def _check_view(self, before: SessionState, event: Event) -> None:
+        """A view only grows at its end, its number counts up, and the last input stands in it word for word."""
+        state = self.state
+        if state.view == before.view:
+            assert len(state.history) >= len(before.history), f"seed {self.seed}: a view got shorter"
+            kept = not len(before.history) or state.history[len(before.history) - 1] is before.history[-1]
+            assert kept, f"seed {self.seed}: a view changed"
+        else:
+            assert state.view == before.view + 1, f"seed {self.seed}: view {state.view} behind {before.view}"
+            assert isinstance(event, HistoryCompacted | HistoryCut | HistoryImported), f"seed {self.seed}: {event}"
+            is_stale = isinstance(event, HistoryCompacted) and event.view != before.view
+            assert not is_stale, f"seed {self.seed}: made for view {before.view}: {event}"
+        assert state.asked >= 0 or not self.last_words, f"seed {self.seed}: nobody knows the last input"
+        if state.asked >= 0:
+            asked = state.history[state.asked]
+            assert isinstance(asked, UserMessage), f"seed {self.seed}: {state.asked} is no input"
+            assert not self.last_words or asked.parts == self.last_words, f"seed {self.seed}: {asked} is not the last"
+        assert state.estimated_tokens == estimate_view(state.history), f"seed {self.seed}: estimated wrongly"
+        assert state.context_tokens >= 0, f"seed {self.seed}: {state.context_tokens} tokens"
+        assert 0.25 <= state.token_ratio <= 4, f"seed {self.seed}: a ratio of {state.token_ratio}"
+        assert set(before.ledger) <= set(state.ledger), f"seed {self.seed}: the ledger forgets"
+
+    def _check_values(self, event: Event) -> None:
+        """State keys are what was written last, where the same origin counts once and a cut goes back."""
+        match event:
+            case StateChanged(changes=changes, origin=origin) if origin not in self.origins:
+                self.origins |= {origin} if origin else set()
+                own = {name: value for name, value in changes.items() if name.startswith("session/")}
+                self.values = {**self.values, **{name.removeprefix("session/"): own[name] for name in own}}
+            case HistoryCut(values=values):
+                self.values = values
+            case _:
+                pass
+        assert self.state.values == self.values, f"seed {self.seed}: {self.state.values} is not {self.values}"

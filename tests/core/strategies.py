@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from perdure.core.events import Event
+from perdure.core.specs import Limits
 
 often = settings(
     max_examples=120,
@@ -25,6 +26,9 @@ KINDS: tuple[type[Event], ...] = get_args(Event)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SMALL = st.integers(0, 4)
 """Few numbers, so that events made at random speak of the same runs, calls and inputs."""
+ODD = st.sampled_from((-1, -7, 10**6, 2**64, 10**400))
+"""Numbers that make no sense, as a broken or hostile part may write them."""
+NUMBER = SMALL | SMALL | SMALL | ODD
 JSON_VALUE = st.recursive(
     st.none()
     | st.booleans()
@@ -36,12 +40,13 @@ JSON_VALUE = st.recursive(
 )
 
 _known: dict[Any, st.SearchStrategy[Any]] = {
-    int: SMALL,
+    int: NUMBER,
     str: TEXT,
     bool: st.booleans(),
     float: st.floats(0, 1e6),
     type(None): st.none(),
     Any: JSON_VALUE,
+    "limit": st.none() | SMALL,
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=2),
     dict[str, Any]: st.dictionaries(TEXT, JSON_VALUE, max_size=2),
 }
@@ -64,6 +69,9 @@ def _build(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(args[0]), max_size=3).map(tuple)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = get_type_hints(kind)
+        if kind is Limits:
+            # Limits below 0 cannot be made, so they cannot be read either.
+            hints = {name: "limit" if hint == int | None else hint for name, hint in hints.items()}
         fields = {field.name: values(hints[field.name]) for field in msgspec.structs.fields(kind)}
         return st.builds(kind, **fields)
     raise TypeError(f"no strategy for {kind}")

@@ -7,15 +7,40 @@ from typing import Any
 import pytest
 
 from perdure.core.accept import DECISIONS, accept
-from perdure.core.commands import Command, ContinueRun, Decide, ExpireCalls, SendInput, StopRun
+from perdure.core.commands import (
+    ChangeSettings,
+    ChangeState,
+    Command,
+    CompactView,
+    ContinueRun,
+    CutHistory,
+    Decide,
+    ExpireCalls,
+    ImportHistory,
+    SendInput,
+    StopRun,
+)
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, UsageError
-from perdure.core.events import CallDecided, Event, InputAccepted, RunEnded, RunResumed, StopRequested
+from perdure.core.events import (
+    CallDecided,
+    Event,
+    HistoryCut,
+    HistoryImported,
+    InputAccepted,
+    InputChanged,
+    RunEnded,
+    RunResumed,
+    SettingsChanged,
+    StateChanged,
+    StopRequested,
+)
 from perdure.core.fold import fold
-from perdure.core.messages import Text
-from perdure.core.specs import Limits, Overrides
+from perdure.core.messages import AssistantMessage, Text, ToolCall, ToolMessage, ToolResult, UserMessage
+from perdure.core.specs import Limits, ModelSettings, Overrides
 from tests.core.logs import (
     UID,
     asking,
+    compacted,
     decided,
     ended,
     folded,
@@ -50,6 +75,19 @@ def decide(decision: Any, pending: str = f"{UID}-1-1", **more: Any) -> Decide:
 def taken(number: int, busy: Any = "queue", **more: Any) -> InputAccepted:
     return InputAccepted(number, WORDS, busy=busy, **more)
 
+
+def imported(first: int) -> HistoryImported:
+    """A foreign conversation with one call, which has this number here."""
+    asked = AssistantMessage((ToolCall(first, "look", "{}"),))
+    told = ToolMessage((ToolResult(first, "look", "ok", WORDS),))
+    return HistoryImported((UserMessage(WORDS), asked, told))
+
+
+COLD = ModelSettings(temperature=0.0)
+CUT = HistoryCut(3, keep=1)
+CHANGES = {"session/notes": 1}
+LATER = sent(1, at=50.0)
+OVER = (*asking("a"), *started(1), *ended(1), RunEnded(1, "completed"))
 
 ACCEPTED: list[Accepted] = [
     ("a first input", log(), send(), [taken(1)]),
@@ -113,6 +151,52 @@ ACCEPTED: list[Accepted] = [
     ("each expires for itself",
      log(asking("a", "b"), suspended(1, expires_at=90.0), suspended(2, expires_at=50.0)),
      ExpireCalls(60.0), [CallDecided(2, 1, "deny", by="expiry", reason="nobody decided in time")]),
+    ("an input of later keeps its time, and who sent it",
+     log(), send(at=50.0, by="remind-3"), [taken(1, at=50.0, by="remind-3")]),
+    ("an interrupt of later does not interrupt yet",
+     log(running()), send("interrupt", at=50.0), [taken(2, "interrupt", at=50.0)]),
+    ("busy=refuse does not mind what is for later", log(LATER), send("refuse"), [taken(2, "refuse")]),
+    ("an input of later waits for its time", log(LATER), ExpireCalls(49.9), []),
+    ("an input whose time has come is due", log(LATER), ExpireCalls(50.0), [InputChanged(1, due=True)]),
+    ("an input is due once", log(LATER, InputChanged(1, due=True)), ExpireCalls(60.0), []),
+    ("an interrupt whose time has come interrupts",
+     log(running(), sent(2, "interrupt", at=50.0)),
+     ExpireCalls(50.0), [InputChanged(2, due=True), StopRequested(1, "interrupt")]),
+    ("but not a run that is told to end already",
+     log(running(), sent(2, "interrupt", at=50.0), stopping("cancel")), ExpireCalls(50.0), [InputChanged(2, due=True)]),
+    ("a join whose time has come lets the run go on",
+     log(running(), sent(2, "join", at=50.0)), ExpireCalls(50.0), [InputChanged(2, due=True)]),
+    ("an input that is due is a run to be, and can be stopped",
+     log(LATER, InputChanged(1, due=True)), StopRun("stop"), [StopRequested(1, "stop")]),
+    ("a run goes on although an input is for later",
+     log(running(), RunEnded(1, "failed"), sent(2, at=50.0)), ContinueRun(), [InputAccepted(3, continues=1)]),
+    ("a push joins its run",
+     log(running()), send("join", by="natural_end"), [taken(2, "join", by="natural_end")]),
+    ("a model", log(), ChangeSettings("openai:a"), [SettingsChanged("openai:a")]),
+    ("the same model", log(SettingsChanged("openai:a")), ChangeSettings("openai:a"), []),
+    ("a title", log(), ChangeSettings(title="Bills"), [SettingsChanged(title="Bills")]),
+    ("the same title", log(SettingsChanged(title="Bills")), ChangeSettings(title="Bills"), []),
+    ("another title for the same model",
+     log(SettingsChanged("openai:a", title="Bills")),
+     ChangeSettings("openai:a", title="Old bills"), [SettingsChanged("openai:a", title="Old bills")]),
+    ("a title that is taken away",
+     log(SettingsChanged(title="Bills")), ChangeSettings(title=""), [SettingsChanged(title="")]),
+    ("no title leaves it as it is",
+     log(SettingsChanged(title="Bills")), ChangeSettings(settings=COLD), [SettingsChanged(settings=COLD)]),
+    ("a change of state",
+     log(), ChangeState(CHANGES, "ops", "hook-1"), [StateChanged(CHANGES, "ops", "hook-1")]),
+    ("the same origin changes the state once",
+     log(StateChanged(CHANGES, origin="hook-1")), ChangeState({"session/notes": 2}, origin="hook-1"), []),
+    ("without an origin every change counts",
+     log(StateChanged(CHANGES)), ChangeState(CHANGES), [StateChanged(CHANGES)]),
+    ("no change of state", log(), ChangeState({}, origin="hook-1"), []),
+    ("a compaction for the view of now",
+     log(running(), compacted(0)), CompactView(compacted(1, 0, 1)), [compacted(1, 0, 1)]),
+    ("a cut of what was looked at", log(OVER), CutHistory(CUT, len(log(OVER))), [CUT]),
+    ("a cut although an input is for later", log(OVER, sent(2, at=50.0)), CutHistory(CUT, len(log(OVER)) + 1), [CUT]),
+    ("a history from elsewhere", log(), ImportHistory(imported(1)), [imported(1)]),
+    ("a history behind the session's own", log(OVER), ImportHistory(imported(2)), [imported(2)]),
+    ("a history although an input is for later", log(LATER), ImportHistory(imported(1)), [imported(1)]),
 ]  # fmt: skip
 
 REFUSED: list[Turned] = [
@@ -153,6 +237,18 @@ REFUSED: list[Turned] = [
      log(asking("a"), suspended(1, "child")), decide("answer"), Refused, "its own session"),
     ("an edit without arguments", log(WAITING), decide("edit"), UsageError, "arguments"),
     ("a stop of an idle session", log(), StopRun("stop"), Refused, "no open run"),
+    ("a stop of what is for later", log(LATER), StopRun("stop"), Refused, "no open run"),
+    ("more work while an input is due",
+     log(LATER, InputChanged(1, due=True)), send("refuse"), Refused, "busy"),
+    ("a push without a run", log(OVER), send("join", by="natural_end"), Refused, "ended meanwhile"),
+    ("a compaction for an old view",
+     log(running(), compacted(0)), CompactView(compacted(0, 0, 1)), Conflict, "changed meanwhile"),
+    ("a cut of a session that has moved on", log(OVER), CutHistory(CUT, 4), Conflict, "moved on"),
+    ("a cut under an open run", log(running()), CutHistory(CUT, 3), Refused, "no work"),
+    ("a cut before an input that waits", log(OVER, sent(2)), CutHistory(CUT, len(log(OVER)) + 1), Refused, "no work"),
+    ("a history from elsewhere for an open run", log(running()), ImportHistory(imported(1)), Refused, "no work"),
+    ("a history before an input that waits", log(sent(1)), ImportHistory(imported(1)), Refused, "no work"),
+    ("a history whose numbers are taken", log(OVER), ImportHistory(imported(1)), Conflict, "import the history again"),
 ]  # fmt: skip
 
 

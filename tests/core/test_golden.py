@@ -16,7 +16,9 @@ from perdure.core.codec import decode_event, decode_json, encode_event, encode_j
 from perdure.core.errors import ModelErrorKind
 from perdure.core.events import Event, ModelFailed
 from perdure.core.fold import fold
+from perdure.core.messages import Text, UserMessage
 from perdure.core.rules import next_actions
+from perdure.core.state import SessionState
 from perdure.core.transcript import unpaired
 from perdure.core.upcast import UPCASTS
 from perdure.core.views import summarise
@@ -24,6 +26,8 @@ from tests.core.logs import brief
 
 LOGS = sorted((Path(__file__).parent / "golden").glob("*.jsonl"))
 KINDS: tuple[type[Event], ...] = get_args(Event)
+LATER = {"said", "values", "run_values", "model"}
+OWN_FAILURES = ("limit", "stopped", "internal", "rejected", "blocked")
 
 
 def payloads(path: Path) -> list[bytes]:
@@ -34,7 +38,7 @@ def meaning(events: list[Event]) -> Any:
     """What a log comes to, in plain data."""
     state = fold(events)
     summary = summarise(state)
-    return {
+    return _later(state) | {
         "status": summary.status,
         "runnable": summary.runnable,
         "wake_at": summary.wake_at,
@@ -46,13 +50,34 @@ def meaning(events: list[Event]) -> Any:
     }
 
 
+def _later(state: SessionState) -> dict[str, Any]:
+    """What of the later kinds a log shows."""
+    users = [message for message in state.history if isinstance(message, UserMessage)]
+    said = ["\n".join(part.text for part in message.parts if isinstance(part, Text)) for message in users]
+    shown = {
+        "view": state.view,
+        "said": said,
+        "ledger": list(state.ledger),
+        "values": state.values,
+        "run_values": state.run.values if state.run else {},
+        "title": state.title,
+        "model": state.run.model if state.run else "",
+        "revealed": list(state.revealed),
+        "vetted": {str(number): why for number, why in state.vetted.items()},
+        "waits": [[queued.input, queued.at, queued.by] for queued in state.queue if queued.at or queued.by],
+    }
+    return {name: value for name, value in shown.items() if value}
+
+
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
 def test_a_golden_log_means_what_it_meant(path: Path) -> None:
     events = [decode_event(payload) for payload in payloads(path)]
     came_to = meaning(events)
     recorded = path.with_suffix(".json")
     assert recorded.exists(), f"record what {path.name} means in {recorded.name}: {encode_json(came_to).decode()}"
-    assert came_to == decode_json(recorded.read_bytes())
+    meant = decode_json(recorded.read_bytes())
+    # A meaning that was recorded before these were shown says nothing of them.
+    assert {name: value for name, value in came_to.items() if name in meant or name not in LATER} == meant
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
@@ -91,7 +116,7 @@ def test_every_value_of_a_closed_field_has_a_golden_log() -> None:
         if isinstance(getattr(event, field), str)
     }
     wanted = {(kind, name, value) for kind in KINDS for name, value in closed_values(kind)}
-    wanted |= {(ModelFailed, "kind", value) for value in (*get_args(ModelErrorKind), "limit", "stopped", "internal")}
+    wanted |= {(ModelFailed, "kind", value) for value in (*get_args(ModelErrorKind), *OWN_FAILURES)}
     missing = sorted(f"{kind.__name__}.{field}={value!r}" for kind, field, value in wanted - shown)
     assert not missing, f"add golden logs that show {missing}"
 

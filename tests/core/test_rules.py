@@ -5,29 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.core.events import (
+    CallAdvanced,
     CallChecked,
+    CallEnded,
     CallStarted,
     CallSuspended,
     Event,
+    InputChanged,
     ModelFailed,
     Noted,
     RunEnded,
     RunResumed,
     RunStarted,
 )
-from perdure.core.messages import Usage
-from perdure.core.specs import Limits
+from perdure.core.messages import Text, Usage
+from perdure.core.specs import Limits, StopWhen, Window
 from tests.core.logs import (
     allowed,
     answered,
     asking,
     asks_for,
     called,
+    compacted,
     decided,
     ended,
     log,
+    long_talk,
+    overflow,
     pinned,
     running,
     sent,
@@ -35,6 +42,7 @@ from tests.core.logs import (
     stopping,
     suspended,
     turn,
+    vetted,
 )
 
 Row = tuple[str, list[Event], list[str]]
@@ -342,7 +350,217 @@ ENDS: list[Row] = [
      log(TYPED, turn(), WRONG, turn(2), answered(output={})), ["end run 1 completed"]),
 ]  # fmt: skip
 
-TABLE = RUNS + CRASHES + CALLS + DECISIONS + STOPS + LIMITS + ANSWERS + ENDS
+
+def filled(tokens: int, window: int | None = 1000, **spec: Any) -> tuple[Event, ...]:
+    """Six turns in a window of 1,000 tokens, of which the provider counted so many at last."""
+    last = (turn(6), called("a", first=6, usage=Usage(tokens)), *started(6), CallEnded(6, "ok"))
+    return pinned(window=Window(**spec)), *running(window=window), *long_talk(5), *last
+
+
+FAILS = compacted(0, error="no summary")
+SHORTER = compacted(0, 0, 9)
+"""Nine messages give way, and what is left is far below the window."""
+TOO_LITTLE = compacted(0, pruned=(1,))
+"""One result gives way: that helps, and does not do."""
+LONG = (*running(), *long_talk(5))
+RETRIED = "model 6 attempt 2"
+SLOW = (pinned(), *running(), turn(), called("slow"), *started(1, "read"), CallAdvanced(1, "slow-1", background=True))
+
+WINDOWS: list[Row] = [
+    ("a view with room left is sent as it is", log(filled(700)), ["model 7"]),
+    ("a view that fills up is compacted beside the run",
+     log(filled(850)), ["compact view 0 threshold beside", "model 7"]),
+    ("without a background it is compacted before the run goes on",
+     log(filled(850, background=False)), ["compact view 0 threshold"]),
+    ("with no room left it is compacted before the run goes on", log(filled(960)), ["compact view 0 threshold"]),
+    ("the share of the window is the agent's own", log(filled(700, at=0.5)),
+     ["compact view 0 threshold beside", "model 7"]),
+    ("switched off, a full view is sent as it is", log(filled(960, is_on=False)), ["model 7"]),
+    ("without a known window nothing is compacted before it is too long",
+     log(filled(960, window=None)), ["model 7"]),
+    ("the model in flight is waited for while the view is compacted", log(filled(850), turn(7)), []),
+    ("a shorter view goes to the model", log(filled(960), SHORTER), ["model 7"]),
+    ("a compaction for an older view changes nothing",
+     log(filled(960), compacted(7, 0, 9)), ["compact view 0 threshold"]),
+    ("a compaction in vain does not hold up the turn", log(filled(960), FAILS), ["model 7"]),
+    ("nor does one that leaves nothing out", log(filled(960), compacted(0)), ["model 7"]),
+    ("nor one that would part a call from its result", log(filled(960), compacted(0, 0, 2)), ["model 7"]),
+    ("after one in vain the next turn tries again",
+     log(filled(960), FAILS, turn(7), called("a", first=7, usage=Usage(960)), started(7), ended(7)),
+     ["compact view 0 threshold"]),
+    ("what did not do is done again", log(filled(9000), TOO_LITTLE), ["compact view 1 threshold"]),
+    ("three in a row that did not do are enough",
+     log(filled(9000), TOO_LITTLE, compacted(1, pruned=(2,)), compacted(2, pruned=(3,))), ["model 7"]),
+    ("the last call of a run is not held up by a compaction",
+     log(pinned(), running(LAST, window=10), turn(), called("a", usage=Usage(900)), started(1), ended(1)),
+     ["model 2 final"]),
+    ("a request that is too long has its view compacted", log(LONG, overflow(6)), ["compact view 0 overflow"]),
+    ("and is made again", log(LONG, overflow(6), compacted(0, 0, 9, "overflow")), [RETRIED]),
+    ("an overflow of the last call is a last call again",
+     log(running(LAST), long_talk(5), turn(6, final=True), ModelFailed("context_too_long"),
+         compacted(0, 0, 9, "overflow")), [f"{RETRIED} final"]),
+    ("an overflow without a pinned window is compacted too",
+     log(filled(100, window=None), overflow(7)), ["compact view 0 overflow"]),
+    ("switched off, an overflow ends the run",
+     log(filled(100, is_on=False), overflow(7)), ["end run 1 failed: context_too_long: too long"]),
+    ("an overflow that cannot be helped ends the run",
+     log(LONG, overflow(6), compacted(0, cause="overflow", error="no summary")),
+     ["end run 1 failed: context_too_long: too long"]),
+    ("an overflow is helped by a compaction that was under way",
+     log(LONG, overflow(6), SHORTER), [RETRIED]),
+    ("one that was under way and failed leaves the overflow its own try",
+     log(LONG, overflow(6), FAILS), ["compact view 0 overflow"]),
+    ("also if it failed before the request did",
+     log(LONG, turn(6), FAILS, ModelFailed("context_too_long")), ["compact view 0 overflow"]),
+    ("an overflow may need a second one",
+     log(LONG, overflow(6), compacted(0, pruned=(1,), cause="overflow"), overflow(6, 2)), ["compact view 1 overflow"]),
+    ("three in a row that do not help an overflow are enough",
+     log(LONG, overflow(6), compacted(0, pruned=(1,), cause="overflow"),
+         overflow(6, 2), compacted(1, pruned=(2,), cause="overflow"),
+         overflow(6, 3), compacted(2, pruned=(3,), cause="overflow"), overflow(6, 4)),
+     ["end run 1 failed: context_too_long: too long"]),
+    ("a stop does not wait for the compaction of an overflow",
+     log(LONG, overflow(6), stopping()), ["end run 1 stopped"]),
+    ("a stop behind the compaction of an overflow ends the run",
+     log(LONG, overflow(6), compacted(0, 0, 9, "overflow"), stopping()), ["end run 1 stopped"]),
+    ("out of time, the request is not made again",
+     log(LONG, overflow(6), stopping("seconds"), compacted(0, 0, 9, "overflow")), ["end run 1 limit: seconds"]),
+    ("a compaction leaves suspended calls waiting",
+     log(LONG, turn(6), called("a", first=6), suspended(6), SHORTER), []),
+    ("a compaction leaves calls under way alone", log(LONG, turn(6), called("a", first=6), started(6), SHORTER), []),
+    ("a compaction lands behind its run", log(LONG, turn(6), answered(), RunEnded(1, "completed"), SHORTER), []),
+    ("background calls outlive an overflow", log(SLOW, overflow(2)), ["compact view 0 overflow"]),
+    ("a background read that died is not started again in a run that is told to end",
+     log(SLOW, CRASH, stopping()), ["end 1 cancelled"]),
+    ("background calls end with an overflow that cannot be helped",
+     log(SLOW, overflow(2), compacted(0, cause="overflow", error="no summary")), ["abort 1"]),
+]  # fmt: skip
+
+VETS = pinned(vets_input=True)
+
+INPUTS: list[Row] = [
+    ("an input of later waits", log(sent(1, at=50.0)), []),
+    ("an input of later lets others go first", log(sent(1, at=50.0), sent(2)), ["start run for 2"]),
+    ("an input whose time has come starts a run",
+     log(sent(1, at=50.0), InputChanged(1, due=True)), ["start run for 1"]),
+    ("an input of later does not join before its time", log(running(), sent(2, "join", at=50.0)), ["model 1"]),
+    ("an input of later joins in its time",
+     log(running(), sent(2, "join", at=50.0), InputChanged(2, due=True)), ["model 1 with 2"]),
+    ("an input of later does not keep a run from its end",
+     log(running(), turn(), sent(2, "join", at=50.0), answered()), ["end run 1 completed"]),
+    ("without guardrails inputs join as they are", log(pinned(), running(), sent(2, "join")), ["model 1 with 2"]),
+    ("a guardrail sees an input before it joins", log(VETS, running(), sent(2, "join")), ["vet 2"]),
+    ("one after the other", log(VETS, running(), sent(2, "join"), sent(3, "join"), vetted(2)), ["vet 3"]),
+    ("inputs that were vetted join",
+     log(VETS, running(), sent(2, "join"), sent(3, "join"), vetted(2), vetted(3)), ["model 1 with 2,3"]),
+    ("a blocked input does not join",
+     log(VETS, running(), sent(2, "join"), sent(3, "join"), vetted(2, "no"), vetted(3)), ["model 1 with 3"]),
+    ("a blocked input does not keep a run from its end",
+     log(VETS, running(), turn(), sent(2, "join"), answered(), vetted(2, "no")), ["end run 1 completed"]),
+    ("a blocked input gets a run of its own",
+     log(VETS, running(), sent(2, "join"), vetted(2, "no"), RunEnded(1, "completed")), ["start run for 2"]),
+    ("which refuses it", log(VETS, sent(1), vetted(1, "no"), RunStarted(1, (1,))), ["end run 1 refusal: input: no"]),
+    ("a wish to go on may be blocked too",
+     log(running(), RunEnded(1, "failed"), sent(2, continues=1), vetted(2, "no"), RunStarted(2, (2,), continues=1)),
+     ["end run 2 refusal: input: no"]),
+    ("at a limit nothing is vetted",
+     log(VETS, running(Limits(turns=1)), turn(), sent(2, "join"), answered()), ["end run 1 completed"]),
+    ("a stop does not wait for guardrails", log(VETS, running(), sent(2, "join"), stopping()), ["end run 1 stopped"]),
+    ("background calls do not keep a new input from being vetted",
+     log(VETS, SLOW[1:], turn(2), answered(), sent(2, "join")), ["vet 2"]),
+    ("and are waited for when it is blocked",
+     log(VETS, SLOW[1:], turn(2), answered(), sent(2, "join"), vetted(2, "no")), []),
+    ("a push takes an answered run further",
+     log(running(), turn(), answered(), sent(2, "join", by="natural_end")), ["model 2 with 2"]),
+    ("a push does not lead beyond a limit",
+     log(running(Limits(turns=1)), turn(), answered(), sent(2, "join", by="natural_end")), ["end run 1 completed"]),
+    ("a push that came to nothing starts no run",
+     log(running(Limits(turns=1)), turn(), answered(), sent(2, "join", by="natural_end"), RunEnded(1, "completed")),
+     []),
+]  # fmt: skip
+
+NO = ModelFailed("rejected", "Be polite.")
+SEVEN = tuple(event for number in range(1, 8) for event in (turn(number), NO))
+
+REJECTIONS: list[Row] = [
+    ("a rejected answer is asked for again", log(running(), turn(), NO), ["model 2"]),
+    ("seven times", log(running(), SEVEN), ["model 8"]),
+    ("an eighth rejection ends the run",
+     log(running(), SEVEN, turn(8), NO), ["end run 1 failed: output: rejected 8 times"]),
+    ("an answer in between starts the count again",
+     log(running(), SEVEN, turn(8), called("a"), started(1), ended(1), turn(9), NO), ["model 10"]),
+    ("no better answer beyond a limit", log(running(Limits(turns=1)), turn(), NO), ["end run 1 limit: turns"]),
+    ("a rejected answer at the limit is asked for a last time", log(running(LAST), turn(), NO), ["model 2 final"]),
+    ("a last answer that is rejected ends the run at its limit",
+     log(running(LAST), turn(), NO, turn(2, final=True), NO), ["end run 1 limit: turns"]),
+    ("a stop comes before a better answer", log(running(), turn(), stopping(), NO), ["end run 1 stopped"]),
+    ("inputs join the next try", log(running(), turn(), sent(2, "join"), NO), ["model 2 with 2"]),
+    ("background calls outlive a rejection", log(SLOW, turn(2), NO), ["model 3"]),
+    ("a blocked answer ends the run",
+     log(running(), turn(), ModelFailed("blocked", "secrets")), ["end run 1 refusal: output: secrets"]),
+    ("a blocked answer breaks off background calls",
+     log(SLOW, turn(2), ModelFailed("blocked", "secrets")), ["abort 1"]),
+]  # fmt: skip
+
+
+def until(*conditions: StopWhen, outcome: Any = "ok", said: str = "") -> tuple[Event, ...]:
+    """Two turns with a call each, under these conditions; 200 tokens, 1 dollar and 10 seconds."""
+    spent: dict[str, Any] = {"usage": FULL, "cost_usd": 0.5, "seconds": 5.0}
+    result = (Text("the same"),)
+    events: list[Event] = [pinned(stop_when=conditions), *running()]
+    for number in (1, 2):
+        answer = called("look", first=number, **spent)
+        words = (Text(said),) if said else ()
+        answer = replace(answer, message=replace(answer.message, parts=(*words, *answer.message.parts)))
+        checked = CallChecked(number, "allow", digest="same")
+        events += (turn(number), answer, checked, CallStarted(number), CallEnded(number, outcome, result))
+    return tuple(events)
+
+
+def met(why: str) -> list[str]:
+    return [f"end run 1 stopped: stop condition: {why}"]
+
+
+CONDITIONS: list[Row] = [
+    ("a run goes on while no condition holds", log(until(StopWhen(turns=3), StopWhen(errors=1))), ["model 3"]),
+    ("enough turns", log(until(StopWhen(turns=2))), met("turns 2")),
+    ("enough seconds", log(until(StopWhen(seconds=10))), met("seconds 10")),
+    ("enough tokens", log(until(StopWhen(tokens=200))), met("tokens 200")),
+    ("enough money", log(until(StopWhen(cost_usd=1.0))), met("cost_usd 1")),
+    ("enough errors in a row", log(until(StopWhen(errors=2), outcome="error")), met("errors 2")),
+    ("a denial is no error", log(until(StopWhen(errors=2), outcome="denied")), ["model 3"]),
+    ("a repaired output is no error",
+     log(pinned(stop_when=(StopWhen(errors=1),)), TYPED, turn(), WRONG), ["model 2"]),
+    ("enough repeats", log(until(StopWhen(repeats=2))), met("repeats 2")),
+    ("a tool was called", log(until(StopWhen(tool="look"))), met("look was called")),
+    ("a tool of a pattern was called", log(until(StopWhen(tool="lo*"))), met("look was called")),
+    ("a tool that failed was not called", log(until(StopWhen(tool="look"), outcome="error")), ["model 3"]),
+    ("the answer says so", log(until(StopWhen(text="FOUND"), said="FOUND it")), met("the answer matches 'FOUND'")),
+    ("the answer does not say so", log(until(StopWhen(text="^it"), said="FOUND it")), ["model 3"]),
+    ("a pattern that is none never holds", log(until(StopWhen(text="("), said="(")), ["model 3"]),
+    ("all that is given has to hold", log(until(StopWhen(turns=2, tool="pay"))), ["model 3"]),
+    ("all that is given holds",
+     log(until(StopWhen(turns=2, tokens=100, tool="look"))), met("turns 2, tokens 200, look was called")),
+    ("any of several conditions is enough",
+     log(until(StopWhen(turns=9), StopWhen(tool="look"))), met("look was called")),
+    ("an answer completes the run, whatever holds",
+     log(pinned(stop_when=(StopWhen(turns=1),)), running(), turn(), answered()), ["end run 1 completed"]),
+    ("an input does not join a run whose condition holds",
+     log(until(StopWhen(turns=2)), sent(3, "join")), met("turns 2")),
+    ("nor does a push keep it from its end",
+     log(until(StopWhen(turns=2)), sent(3, "join", by="natural_end")), met("turns 2")),
+    ("a condition comes before a limit",
+     log(pinned(stop_when=(StopWhen(turns=2),)), capped(turns=2)), met("turns 2")),
+    ("a condition is for the time behind a turn",
+     log(pinned(stop_when=(StopWhen(turns=1),)), running(), turn(), NO), ["model 2"]),
+    ("a condition breaks off what is in the background",
+     log(SLOW, pinned(stop_when=(StopWhen(turns=1),))), ["abort 1"]),
+    ("a stop is a stop, whatever holds", log(until(StopWhen(turns=2)), stopping("cancel")), ["end run 1 cancelled"]),
+]  # fmt: skip
+
+TABLE = (
+    RUNS + CRASHES + CALLS + DECISIONS + STOPS + LIMITS + ANSWERS + ENDS + WINDOWS + INPUTS + REJECTIONS + CONDITIONS
+)
 
 
 @pytest.mark.parametrize(("events", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])

@@ -12,7 +12,10 @@ from perdure.core.events import (
     CallEnded,
     CallStarted,
     Event,
+    HistoryCompacted,
+    HistoryImported,
     InputAccepted,
+    InputChanged,
     ModelCalled,
     ModelResponded,
     RunEnded,
@@ -21,8 +24,9 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.fold import fold
-from perdure.core.messages import UserMessage
+from perdure.core.inputs import NATURAL_END
 from perdure.core.transcript import unpaired
+from perdure.core.window import calls_of
 from tests.core.simulate import Simulation
 
 BLOCKS = 24
@@ -72,8 +76,18 @@ def check_runs(events: list[Event]) -> None:
 
 def check_calls(events: list[Event]) -> None:
     """Every call has exactly one outcome; ordinals count on and never repeat."""
-    asked = [call.call for event in events if isinstance(event, ModelResponded) for call in event.message.calls]
-    assert asked == list(range(1, len(asked) + 1))
+    asked: list[int] = []
+    imported: list[int] = []
+    for event in events:
+        match event:
+            case ModelResponded(message=message):
+                asked += [call.call for call in message.calls]
+            case HistoryImported(messages=messages):
+                imported += [call.call for message in messages for call in calls_of(message)]
+            case _:
+                pass
+    assert sorted(asked + imported) == list(range(1, len(asked + imported) + 1))
+    assert asked == sorted(asked)
     assert Counter(event.call for event in events if isinstance(event, CallEnded)) == Counter(asked)
 
 
@@ -109,15 +123,18 @@ def check_starts(events: list[Event]) -> None:
 
 
 def check_inputs(session: Simulation) -> None:
-    """Every accepted input is read exactly once, and no key is accepted twice."""
+    """Every accepted input is taken exactly once, and no key is accepted twice."""
     accepted = [event for event in session.events if isinstance(event, InputAccepted)]
     keys = [event.key for event in accepted if event.key is not None]
     assert len(keys) == len(set(keys))
     assert [event.input for event in accepted] == list(range(1, len(accepted) + 1))
     assert all(session.state.taken.get(event.input) for event in accepted)
-    said = Counter(event.parts for event in accepted if event.parts)
-    read = Counter(m.parts for m in session.state.history if isinstance(m, UserMessage))
-    assert all(read[parts] == count for parts, count in said.items())
+    taken = [
+        number for event in session.events if isinstance(event, RunStarted | ModelCalled) for number in event.inputs
+    ]
+    pushes = {event.input for event in accepted if event.by == NATURAL_END}
+    assert len(taken) == len(set(taken))
+    assert {event.input for event in accepted} - set(taken) <= pushes, "only a push may end with its run"
 
 
 def test_the_simulation_reaches_every_corner() -> None:
@@ -126,7 +143,10 @@ def test_the_simulation_reaches_every_corner() -> None:
     reasons: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
-    repeated = 0
+    compactions: Counter[str] = Counter()
+    details: Counter[str] = Counter()
+    changed: Counter[str] = Counter()
+    repeated = stale = 0
     for seed in range(150):
         session = Simulation(seed).wreak(STEPS).settle()
         kinds.update(type(event).__name__ for event in session.events)
@@ -134,8 +154,28 @@ def test_the_simulation_reaches_every_corner() -> None:
         outcomes.update(event.outcome for event in session.events if isinstance(event, CallEnded))
         repeated += sum(1 for e in session.events if isinstance(e, CallStarted) and e.attempt > 1)
         refusals.update(session.refusals)
+        stale += session.stale
+        compactions.update(
+            how for event in session.events if isinstance(event, HistoryCompacted) for how in how_of(event)
+        )
+        details.update(event.detail.split(":")[0] for event in session.events if isinstance(event, RunEnded))
+        changed.update(what for event in session.events if isinstance(event, InputChanged) for what in what_of(event))
     assert len(kinds) == len(Event.__args__)  # pyright: ignore[reportAttributeAccessIssue]
     assert set(reasons) == {"completed", "limit", "stopped", "cancelled", "failed", "refusal"}
     assert set(outcomes) == {"ok", "error", "denied", "cancelled", "timeout", "unknown", "superseded"}
     assert set(refusals) == {"Conflict", "NotFound", "Refused"}
     assert repeated > 20
+    assert stale > 5
+    assert set(compactions) == {"threshold", "overflow", "request", "error", "shorter", "pruned"}
+    assert set(changed) == {"vetted", "blocked", "parts", "due"}
+    assert set(details) >= {"stop condition", "input", "output", "context_too_long"}
+
+
+def how_of(event: HistoryCompacted) -> list[str]:
+    shown = {"error": event.error, "shorter": event.stop > event.start, "pruned": event.pruned}
+    return [event.cause, *(name for name, value in shown.items() if value)]
+
+
+def what_of(event: InputChanged) -> list[str]:
+    shown = {"vetted": event.vetted, "blocked": event.blocked, "parts": event.parts, "due": event.due}
+    return [name for name, value in shown.items() if value]

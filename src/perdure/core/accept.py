@@ -29,6 +29,7 @@ from perdure.core.events import (
     DecisionKind,
     Event,
     HistoryCut,
+    HistoryImported,
     InputAccepted,
     InputChanged,
     PauseKind,
@@ -37,9 +38,11 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.fits import misfit, misfit_arguments
+from perdure.core.inputs import NATURAL_END
 from perdure.core.outcomes import EXPIRY
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunState, SessionState, find_call, has_due_input
+from perdure.core.window import calls_of
 
 DECISIONS: dict[PauseKind, tuple[DecisionKind, ...]] = {
     "approval": ("approve", "deny", "edit", "answer"),
@@ -80,9 +83,7 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
         case CutHistory(cut=event, head=head):
             return _accept_cut(state, event, head)
         case ImportHistory(imported=event):
-            if state.run is not None or has_due_input(state):
-                raise Refused("A history is imported while the session has no work; wait for its run, or stop it.")
-            return (event,)
+            return _accept_import(state, event)
         case ExpireCalls(now=now):
             return _expire(state, now)
         case _:
@@ -92,6 +93,8 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
 def _accept_input(state: SessionState, command: SendInput) -> tuple[Event, ...]:
     if not command.parts:
         raise UsageError("The input is empty; say what the agent shall do.")
+    if command.by == NATURAL_END and state.run is None:
+        raise Refused("There is no run to push on; it has ended meanwhile.")
     known = state.keys.get(command.key) if command.key is not None else None
     if known is not None:
         if known.digest == command.digest:
@@ -198,6 +201,14 @@ def _accept_cut(state: SessionState, event: HistoryCut, head: int) -> tuple[Even
     return (event,)
 
 
+def _accept_import(state: SessionState, event: HistoryImported) -> tuple[Event, ...]:
+    if state.run is not None or has_due_input(state):
+        raise Refused("A history is imported while the session has no work; wait for its run, or stop it.")
+    if [call for message in event.messages for call in calls_of(message) if call.call <= state.calls]:
+        raise Conflict("The session has made calls meanwhile, which have these numbers; import the history again.")
+    return (event,)
+
+
 def _is_forced(run: RunState) -> bool:
     return run.stop is not None and run.stop.cause in ("cancel", "interrupt")
 
@@ -223,8 +234,11 @@ def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:
 
 
 def _expire(state: SessionState, now: float) -> tuple[Event, ...]:
-    due = [InputChanged(queued.input, due=True) for queued in state.queue if queued.at is not None and queued.at <= now]
-    return (*due, *_expired_calls(state, now))
+    due = [queued for queued in state.queue if queued.at is not None and queued.at <= now]
+    changed = [InputChanged(queued.input, due=True) for queued in due]
+    if state.run and "interrupt" in [queued.busy for queued in due] and not _is_forced(state.run):
+        return (*changed, StopRequested(state.run.run, "interrupt"))
+    return (*changed, *_expired_calls(state, now))
 
 
 def _expired_calls(state: SessionState, now: float) -> tuple[Event, ...]:

@@ -41,6 +41,7 @@ from perdure.core.events import (
 )
 from perdure.core.guards import after_answer, after_call, after_results, grace_of, nudge_answer, nudge_results
 from perdure.core.history import compact, cut, heard, pin_agent, ratio_of, with_view
+from perdure.core.inputs import change_input, drop_pushes, queue_input, take_inputs
 from perdure.core.messages import (
     JSON,
     Text,
@@ -49,14 +50,10 @@ from perdure.core.messages import (
     ToolResult,
     Usage,
     UserMessage,
-    estimate_tokens,
 )
 from perdure.core.specs import NextTurn
-from perdure.core.state import KeyedInput, Remembered, RunState, RunSummary, SessionState, find_call, new_state
+from perdure.core.state import Remembered, RunState, RunSummary, SessionState, find_call, new_state
 from perdure.core.window import calls_of, estimate_message
-
-NATURAL_END = "natural_end"
-"""The hook that may push a run on, as its inputs name it."""
 
 
 def evolve(state: SessionState, event: Event) -> SessionState:
@@ -79,7 +76,7 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             run = _with_fact(state.run, event)
             return replace(state, seq=seq, run=run, remembered=remembered, decided=decided)
         case InputAccepted():
-            return _on_input(replace(state, seq=seq), event)
+            return queue_input(replace(state, seq=seq), event)
         case RunStarted():
             return _on_run_started(replace(state, seq=seq), event)
         case RunEnded():
@@ -89,7 +86,7 @@ def evolve(state: SessionState, event: Event) -> SessionState:
         case SettingsChanged():
             return _on_settings(replace(state, seq=seq), event)
         case InputChanged():
-            return _on_input_changed(replace(state, seq=seq), event)
+            return change_input(replace(state, seq=seq), event)
         case StateChanged():
             return _on_state_changed(replace(state, seq=seq), event)
         case HistoryCompacted():
@@ -97,7 +94,7 @@ def evolve(state: SessionState, event: Event) -> SessionState:
         case HistoryCut():
             return cut(replace(state, seq=seq), event)
         case HistoryImported(messages=messages):
-            last = max([call.call for m in messages for call in calls_of(m)], default=state.calls)
+            last = max([state.calls, *(call.call for m in messages for call in calls_of(m))])
             return with_view(replace(state, seq=seq, calls=last), [*state.history, *messages])
         case StopRequested():
             early = event if state.run is None and event.run == state.runs + 1 else state.early_stop
@@ -169,38 +166,10 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         origin=event.origin,
         epoch=0,
         queue=(),
+        vetted={},
         early_stop=None,
         keys=state.keys.without(left) if left else state.keys,
     )
-
-
-def _on_input(state: SessionState, event: InputAccepted) -> SessionState:
-    if event.busy == "interrupt":
-        ahead = sum(1 for queued in state.queue if queued.busy == "interrupt")
-        queue = (*state.queue[:ahead], event, *state.queue[ahead:])
-    else:
-        queue = (*state.queue, event)
-    keys = state.keys
-    if event.key is not None:
-        keys = keys.add(event.key, KeyedInput(event.input, event.digest))
-    run = state.run
-    if event.by == NATURAL_END and run is not None:
-        run = replace(run, pushes=run.pushes + 1)
-    return replace(state, inputs=event.input, queue=queue, keys=keys, run=run)
-
-
-def _on_input_changed(state: SessionState, event: InputChanged) -> SessionState:
-    """Other words, a verdict or its time for an input that waits; one that was taken is past changing."""
-    changed: list[InputAccepted] = []
-    for queued in state.queue:
-        if queued.input == event.input:
-            parts = queued.parts if event.parts is None else event.parts
-            queued = replace(queued, parts=parts, at=None if event.due else queued.at)
-        changed.append(queued)
-    vetted = state.vetted
-    if event.vetted or event.blocked:
-        vetted = {**vetted, event.input: event.blocked}
-    return replace(state, queue=tuple(changed), vetted=vetted)
 
 
 def _on_state_changed(state: SessionState, event: StateChanged) -> SessionState:
@@ -212,20 +181,6 @@ def _on_state_changed(state: SessionState, event: StateChanged) -> SessionState:
     if run is not None:
         run = replace(run, values=_changed(run.values, event.changes, "run/"))
     return replace(state, run=run, values=_changed(state.values, event.changes, "session/"))
-
-
-def _take_inputs(state: SessionState, inputs: tuple[int, ...], run: int) -> SessionState:
-    """Moves queued inputs into the history, in the order they are named."""
-    taken, vetted = state.taken, state.vetted
-    for number in inputs:
-        taken = taken.add(number, run)
-        for queued in state.queue:
-            if queued.input == number and queued.parts and not vetted.get(number):
-                state = heard(state, UserMessage(queued.parts), is_input=True)
-    queue = tuple(queued for queued in state.queue if queued.input not in inputs)
-    if vetted:
-        vetted = {number: reason for number, reason in vetted.items() if number not in inputs}
-    return replace(state, queue=queue, taken=taken, vetted=vetted)
 
 
 def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
@@ -242,7 +197,7 @@ def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
         window=event.window,
         blocked=next((reason for number in event.inputs if (reason := state.vetted.get(number))), ""),
     )
-    return replace(_take_inputs(state, event.inputs, event.run), runs=event.run, run=run, early_stop=None)
+    return replace(take_inputs(state, event.inputs, event.run), runs=event.run, run=run, early_stop=None)
 
 
 def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
@@ -250,7 +205,7 @@ def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
     if run is None:
         return state
     if event.inputs:
-        state = _take_inputs(state, event.inputs, run.run)
+        state = take_inputs(state, event.inputs, run.run)
     if run.arrived:
         state = heard(state, UserMessage(run.arrived))
     called = replace(
@@ -276,11 +231,9 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     if run is None:
         return state
     parts = event.message.parts
-    history = state.history.add(event.message)
     said = estimate_message(event.message)
     tokens = max(0, event.usage.total - run.tokens_saved) if event.usage.total else state.context_tokens + said
     ratio = ratio_of(state, run, event.usage)
-    estimated = state.estimated_tokens + said
     calls = tuple(Call(p.call, p.name, p.arguments, p.id) for p in parts if isinstance(p, ToolCall))
     repairs = run.repairs
     circles = after_answer(run.circles, event)
@@ -288,10 +241,6 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     if event.invalid and not calls:
         feedback = f"The answer does not fit the output type: {event.invalid} Answer again, corrected."
         repairs += 1
-    if feedback:
-        history = history.add(UserMessage((Text(feedback),)))
-        tokens += estimate_tokens((Text(feedback),))
-        estimated += estimate_tokens((Text(feedback),))
     cost = event.cost_usd or 0.0
     is_priced = event.cost_usd is not None
     spent = event.usage + event.wasted if event.wasted.total else event.usage
@@ -311,18 +260,19 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         seconds=run.seconds + event.seconds,
         reserved=Reservation(),
     )
-    return replace(
+    state = replace(
         state,
         run=answered,
-        history=history,
+        history=state.history.add(event.message),
         calls=state.calls + len(calls),
         usage=state.usage + spent,
         cost_usd=state.cost_usd + cost,
         is_priced=state.is_priced and is_priced,
         context_tokens=tokens,
-        estimated_tokens=estimated,
+        estimated_tokens=state.estimated_tokens + said,
         token_ratio=ratio,
     )
+    return heard(state, UserMessage((Text(feedback),))) if feedback else state
 
 
 def _with_stop(run: RunState | None, event: StopRequested) -> RunState | None:
@@ -334,6 +284,9 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
     if run is None:
         return state
     is_rejected = event.kind == "rejected"
+    if event.kind == "context_too_long" and run.attempt == 1:
+        # Whatever came of compactions before, this turn's overflow gets its own tries.
+        run = replace(run, compactions=0, compacted_in_vain=0)
     failed = replace(
         run,
         awaiting="",
@@ -367,7 +320,8 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
 def _on_settings(state: SessionState, event: SettingsChanged) -> SessionState:
     """An open run goes on with the new model at its next turn, whatever it was started with."""
     run = state.run
-    if run is not None and state.spec is not None:
+    is_other = event.model != state.model or event.settings != state.settings
+    if run is not None and state.spec is not None and is_other:
         settings = state.spec.settings.merged(event.settings)
         run = replace(run, model=event.model or state.spec.model, settings=settings)
     title = state.title if event.title is None else event.title
@@ -484,4 +438,4 @@ def _on_run_ended(state: SessionState, event: RunEnded) -> SessionState:
         is_priced=run.is_priced,
         turns=run.turn,
     )
-    return replace(state, run=None, ended=state.ended.add(summary))
+    return replace(drop_pushes(state, run.run), run=None, ended=state.ended.add(summary))

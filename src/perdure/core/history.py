@@ -48,28 +48,32 @@ def compact(state: SessionState, event: HistoryCompacted) -> SessionState:
         state = replace(state, run=replace(run, is_priced=run.is_priced and is_priced))
     if event.view != state.view:
         return state
-    before = state.context_tokens
+    before, estimated = state.context_tokens, state.estimated_tokens
     if not event.error:
         messages, asked = view_after(state, event)
         state = replace(state, ledger=joined_ledger(state.ledger, event.ledger))
         state = replace(with_view(state, messages), asked=asked)
-    return _after_compaction(state, event, before)
+    helped = not event.error and state.estimated_tokens < estimated
+    return _after_compaction(state, event, before, helped=helped)
 
 
-def _after_compaction(state: SessionState, event: HistoryCompacted, before: int) -> SessionState:
+def _after_compaction(state: SessionState, event: HistoryCompacted, before: int, *, helped: bool) -> SessionState:
     """An overflow is asked about again if it helped; a run in which it does not help is not held up for ever."""
     run = state.run
     if run is None:
         return state
-    helped = not event.error and state.context_tokens < before
-    is_over = event.cause == "overflow" and run.failure is not None and helped
+    has_overflowed = run.failure is not None and run.failure.kind == "context_too_long"
+    is_over = has_overflowed and helped
+    is_urgent = has_overflowed or event.cause == "overflow"
+    # One that was made beside the run must not cost an overflow its own try.
+    is_in_vain = not helped and (event.cause == "overflow" or not has_overflowed)
     spec = state.spec
     is_enough = helped and (not spec or not run.window or state.context_tokens <= spec.window.at * run.window)
     run = replace(
         run,
         tokens_saved=run.tokens_saved + before - state.context_tokens,
-        compactions=0 if is_enough and event.cause != "overflow" else run.compactions + 1,
-        compacted_in_vain=run.compacted_in_vain if helped else run.turn + 1,
+        compactions=0 if is_enough and not is_urgent else run.compactions + 1,
+        compacted_in_vain=run.turn + 1 if is_in_vain else run.compacted_in_vain,
         failure=None if is_over else run.failure,
         awaiting="interrupted" if is_over else run.awaiting,
     )
@@ -110,4 +114,4 @@ def ratio_of(state: SessionState, run: RunState, usage: Usage) -> float:
     """How the provider counts what we estimated; small requests say little about that."""
     if usage.estimated or usage.input < MEANINGFUL_TOKENS or not run.asked_tokens:
         return state.token_ratio
-    return min(4.0, max(0.25, usage.input / run.asked_tokens))
+    return max(0.25, min(usage.input, 4 * run.asked_tokens) / run.asked_tokens)

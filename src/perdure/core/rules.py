@@ -62,7 +62,7 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
         return () if due is None else (StartRun((due,)),)
     if run.blocked:
         return (AppendEvents((RunEnded(run.run, "refusal", f"input: {run.blocked}"),)),)
-    if run.background and (actions := _background_actions(run)):
+    if run.background and (actions := _background_actions(state, run)):
         return actions
     if run.awaiting == "model":
         return (AbortModel(run.turn),) if run.stop and not _is_last_word(run) else ()
@@ -78,7 +78,7 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
         return (CallModel(run.turn, run.attempt + 1, final=run.final, next=_next_turn(run)),)
     if run.calls and (end := _end_by_tool(state, run)):
         return (AppendEvents((end,)),)
-    if run.failure and run.failure.kind == "context_too_long" and _may_compact(run):
+    if _has_overflowed(run) and _may_compact(state, run):
         return (CompactHistory("overflow", state.view),)
     if run.failure and run.failure.kind == "blocked":
         return (AppendEvents((RunEnded(run.run, "refusal", f"output: {run.failure.detail}"),)),)
@@ -111,14 +111,19 @@ def _joining(state: SessionState) -> tuple[int, ...]:
     return tuple(number for number in waiting if not state.vetted.get(number))
 
 
-def _may_compact(run: RunState) -> bool:
-    return run.compactions < MAX_COMPACTIONS and run.compacted_in_vain <= run.turn
+def _has_overflowed(run: RunState) -> bool:
+    return run.failure is not None and run.failure.kind == "context_too_long"
+
+
+def _may_compact(state: SessionState, run: RunState) -> bool:
+    is_on = state.spec is None or state.spec.window.is_on
+    return is_on and run.compactions < MAX_COMPACTIONS and run.compacted_in_vain <= run.turn
 
 
 def _compaction(state: SessionState, run: RunState) -> CompactHistory | None:
     """Due when the view fills its window; beside the run while there is still room, and then before it goes on."""
     spec = state.spec
-    if run.window is None or spec is None or not spec.window.is_on or not _may_compact(run):
+    if run.window is None or spec is None or not _may_compact(state, run):
         return None
     if state.context_tokens <= spec.window.at * run.window:
         return None
@@ -141,14 +146,17 @@ def _has_news(state: SessionState) -> bool:
     return not heard or bool(_joining(state))
 
 
-def _background_actions(run: RunState) -> tuple[Action, ...]:
+def _background_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
     """What becomes of calls in the background: after a crash by their effect, at the end of the run, when cancelled."""
     actions: list[Action] = []
     is_ending = run.failure is not None and run.failure.kind not in ("limit", "stopped")
+    is_ending = is_ending and not (_has_overflowed(run) and _may_compact(state, run))
     for call in run.background:
         is_unwanted = is_ending or (run.stop is not None and run.stop.cause != "stop") or call.decision is not None
         if call.status == "started":
             actions += [AbortCall(call.ordinal)] if is_unwanted else []
+        elif run.stop and (action := _stop_call(run, call)):
+            actions.append(action)
         elif is_unwanted or not (call.effect in ("read", "idempotent") or call.operation):
             actions.append(_ended(end_unknown(call)))
         else:

@@ -15,7 +15,7 @@ def held(condition: StopWhen, run: RunState) -> str:
         wanted = getattr(condition, name)
         if wanted is not None and now < wanted:
             return ""
-        found += [f"{name} {now:g}"] if wanted is not None else []
+        found += [f"{name} {now:g}" if isinstance(now, float) else f"{name} {now}"] if wanted is not None else []
     if condition.tool:
         called = [c.name for c in run.calls if c.end and c.end.outcome == "ok" and matches(condition.tool, c.name)]
         if not called:
@@ -32,7 +32,7 @@ def held(condition: StopWhen, run: RunState) -> str:
 def _matches(pattern: str, text: str) -> bool:
     try:
         return re.search(pattern, text) is not None
-    except re.error:
+    except (re.error, OverflowError, RecursionError):
         return False
 
 

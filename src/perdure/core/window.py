@@ -133,15 +133,16 @@ def ledger_of(state: SessionState, messages: Iterable[Message]) -> tuple[str, ..
 
 def _lines_of(state: SessionState, result: ToolResult, call: ToolCall | None) -> list[str]:
     what = f"call {result.call}, {result.name} {(call.arguments if call else '')[:MAX_ARGUMENTS]}".rstrip()
+    said = " ".join(part.text for part in result.parts if isinstance(part, Text))[:MAX_ARGUMENTS]
     lines: list[str] = []
     pause = 1
     while (decided := state.decided.get(f"{result.call}-{pause}")) is not None:
         decision, _, by = decided.partition("|")
-        lines.append(f"{what}: {decision}{f' by {by}' if by else ''}")
+        words = f": {said}" if decision == "answer" else ""
+        lines.append(f"{what}: {decision}{f' by {by}' if by else ''}{words}")
         pause += 1
     if result.outcome in ("denied", "unknown"):
-        said = " ".join(part.text for part in result.parts if isinstance(part, Text))
-        lines.append(f"{what}: {result.outcome}: {said[:MAX_ARGUMENTS]}")
+        lines.append(f"{what}: {result.outcome}: {said}")
     return lines
 
 
@@ -172,8 +173,8 @@ def joined_ledger(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]
 def view_after(state: SessionState, event: HistoryCompacted) -> tuple[list[Message], int]:
     """The messages of the view that a compaction makes, and where in it the last input stands."""
     messages: list[Message] = prune(state.history[:], event.pruned)
-    start, stop, asked = event.start, min(event.stop, len(messages)), state.asked
-    if stop <= start:
+    start, stop, asked = max(0, event.start), min(event.stop, len(messages)), state.asked
+    if stop <= start or not (_may_cut(messages, start) and _may_cut(messages, stop)):
         return messages, asked
     kept = [messages[asked]] if start <= asked < stop else []
     summary = summary_message(event, joined_ledger(state.ledger, event.ledger))
