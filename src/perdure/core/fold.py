@@ -40,7 +40,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.guards import after_answer, after_call, after_results, grace_of, nudge_answer, nudge_results
-from perdure.core.history import compact, cut, heard, pin_agent, ratio_of, with_view
+from perdure.core.history import compact, cut, has_room, heard, pin_agent, ratio_of, with_view
 from perdure.core.messages import (
     JSON,
     Text,
@@ -302,6 +302,7 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         calls=calls,
         repairs=repairs,
         rejections=0,
+        compactions=run.compactions if run.compactions and not has_room(state, run, tokens) else 0,
         circles=circles,
         next=NextTurn(),
         called=run.called + len(calls),

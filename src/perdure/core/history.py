@@ -17,6 +17,10 @@ from perdure.core.window import estimate_message, estimate_view, joined_ledger, 
 
 MEANINGFUL_TOKENS = 200
 """Smaller requests say little about how a provider counts."""
+ENOUGH = 0.8
+"""Of what makes a compaction due: a view that is longer is compacted again at once, so it counts as another try."""
+UNRELATED_AFTER = 10
+"""Turns after which a compaction is not one more in a row."""
 
 
 def pin_agent(state: SessionState, digest: str, spec: AgentSpec) -> SessionState:
@@ -51,7 +55,7 @@ def compact(state: SessionState, event: HistoryCompacted) -> SessionState:
     before = state.context_tokens
     if not event.error:
         messages, asked = view_after(state, event)
-        state = replace(state, ledger=joined_ledger(state.ledger, event.ledger))
+        state = replace(state, ledger=joined_ledger(state, event.ledger))
         state = replace(with_view(state, messages), asked=asked)
     return _after_compaction(state, event, before)
 
@@ -62,18 +66,24 @@ def _after_compaction(state: SessionState, event: HistoryCompacted, before: int)
     if run is None:
         return state
     helped = not event.error and state.context_tokens < before
-    is_over = event.cause == "overflow" and run.failure is not None and helped
-    spec = state.spec
-    is_enough = helped and (not spec or not run.window or state.context_tokens <= spec.window.at * run.window)
+    is_over = helped and run.failure is not None and run.failure.kind == "context_too_long"
+    is_enough = helped and not is_over and has_room(state, run, state.context_tokens)
+    is_in_a_row = run.turn < run.compacted_at + UNRELATED_AFTER
     run = replace(
         run,
         tokens_saved=run.tokens_saved + before - state.context_tokens,
-        compactions=0 if is_enough and event.cause != "overflow" else run.compactions + 1,
+        compactions=0 if is_enough else (run.compactions if is_in_a_row else 0) + 1,
+        compacted_at=run.turn,
         compacted_in_vain=run.compacted_in_vain if helped else run.turn + 1,
         failure=None if is_over else run.failure,
         awaiting="interrupted" if is_over else run.awaiting,
     )
     return replace(state, run=run)
+
+
+def has_room(state: SessionState, run: RunState, tokens: int) -> bool:
+    """Whether the view is so short that a few more turns do not ask for a compaction again."""
+    return not state.spec or not run.window or tokens <= ENOUGH * state.spec.window.at * run.window
 
 
 def cut(state: SessionState, event: HistoryCut) -> SessionState:

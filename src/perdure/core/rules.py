@@ -29,6 +29,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.guards import tripped
+from perdure.core.history import UNRELATED_AFTER
 from perdure.core.messages import Text
 from perdure.core.outcomes import end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards, NextTurn
@@ -78,7 +79,7 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
         return (CallModel(run.turn, run.attempt + 1, final=run.final, next=_next_turn(run)),)
     if run.calls and (end := _end_by_tool(state, run)):
         return (AppendEvents((end,)),)
-    if run.failure and run.failure.kind == "context_too_long" and _may_compact(run):
+    if run.failure and run.failure.kind == "context_too_long" and _may_compact(state, run):
         return (CompactHistory("overflow", state.view),)
     if run.failure and run.failure.kind == "blocked":
         return (AppendEvents((RunEnded(run.run, "refusal", f"output: {run.failure.detail}"),)),)
@@ -111,16 +112,18 @@ def _joining(state: SessionState) -> tuple[int, ...]:
     return tuple(number for number in waiting if not state.vetted.get(number))
 
 
-def _may_compact(run: RunState) -> bool:
-    return run.compactions < MAX_COMPACTIONS and run.compacted_in_vain <= run.turn
+def _may_compact(state: SessionState, run: RunState) -> bool:
+    is_on = state.spec is not None and state.spec.window.is_on
+    is_allowed = run.compactions < MAX_COMPACTIONS or run.turn >= run.compacted_at + UNRELATED_AFTER
+    return is_on and is_allowed and run.compacted_in_vain <= run.turn
 
 
 def _compaction(state: SessionState, run: RunState) -> CompactHistory | None:
     """Due when the view fills its window; beside the run while there is still room, and then before it goes on."""
     spec = state.spec
-    if run.window is None or spec is None or not spec.window.is_on or not _may_compact(run):
+    if run.window is None or spec is None or state.context_tokens <= spec.window.at * run.window:
         return None
-    if state.context_tokens <= spec.window.at * run.window:
+    if not _may_compact(state, run):
         return None
     is_full = state.context_tokens > FULL * run.window
     return CompactHistory("threshold", state.view, background=spec.window.background and not is_full)
