@@ -278,7 +278,9 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     parts = event.message.parts
     history = state.history.add(event.message)
     said = estimate_message(event.message)
-    tokens = max(0, event.usage.total - run.tokens_saved) if event.usage.total else state.context_tokens + said
+    # An estimate may be what was reserved: as the size of the view our own is the better one.
+    is_counted = event.usage.total and not event.usage.estimated
+    tokens = max(0, event.usage.total - run.tokens_saved) if is_counted else state.context_tokens + said
     ratio = ratio_of(state, run, event.usage)
     estimated = state.estimated_tokens + said
     calls = tuple(Call(p.call, p.name, p.arguments, p.id) for p in parts if isinstance(p, ToolCall))

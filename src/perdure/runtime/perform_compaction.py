@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from perdure.core.actions import CallModel, CompactHistory
 from perdure.core.events import HistoryCompacted
 from perdure.core.messages import AssistantMessage, Message, Plain, Text, Usage, UserMessage, estimate_tokens
-from perdure.core.specs import ModelSettings
+from perdure.core.specs import ModelSettings, Window
 from perdure.core.state import SessionState
 from perdure.core.window import Range, calls_of, estimate_view, find_range, is_summary, ledger_of, superseded
 from perdure.ports import Model, ModelRequest
+from perdure.runtime.agent import Binding
 from perdure.runtime.clock import within
 from perdure.runtime.compaction import Compaction, ToCompact, written
 from perdure.runtime.desk import Desk, describe
@@ -80,7 +81,7 @@ async def compact_history(desk: Desk, action: CompactHistory) -> HistoryCompacte
 async def _compact(desk: Desk, state: SessionState, action: CompactHistory) -> HistoryCompacted:
     options = desk.binding.agent.compaction
     meter = Meter(options.count)
-    plan = await _measured(desk, meter, partial(_plan, state, desk.binding.agent.compaction, action, meter))
+    plan = await _measured(desk, meter, partial(_plan, state, desk.binding, action, meter))
     event = HistoryCompacted(state.view, action.cause, pruned=plan.pruned, tokens_before=plan.tokens_before)
     if plan.range is None and not plan.pruned:
         return replace(event, error=NOTHING)
@@ -108,11 +109,10 @@ async def _measured(desk: Desk, meter: Meter, work: partial[Any]) -> Any:
     return await desk.world.threads.submit(work) if meter.is_exact else work()
 
 
-def _plan(state: SessionState, options: Compaction, action: CompactHistory, meter: Meter) -> Plan:
-    assert state.spec is not None
-    window = state.spec.window
+def _plan(state: SessionState, binding: Binding, action: CompactHistory, meter: Meter) -> Plan:
+    window, options = binding.spec.window, binding.agent.compaction
     before = meter.view(state)
-    goal = _goal(state, action, before)
+    goal = _goal(state, window, action, before)
     pruned = superseded(state, window.keep_first, window.keep_last)
     if pruned and meter.view(state, HistoryCompacted(state.view, action.cause, pruned=pruned)) <= goal:
         return Plan(pruned, tokens_before=before)
@@ -131,11 +131,11 @@ def _plan(state: SessionState, options: Compaction, action: CompactHistory, mete
     return plan
 
 
-def _goal(state: SessionState, action: CompactHistory, now: int) -> int:
+def _goal(state: SessionState, window: Window, action: CompactHistory, now: int) -> int:
     """Half of what made it due, so that the next one is far away."""
-    run, spec = state.run, state.spec
-    if action.cause == "threshold" and run and run.window and spec:
-        return int(spec.window.at * run.window / 2)
+    run = state.run
+    if action.cause == "threshold" and run and run.window:
+        return int(window.at * run.window / 2)
     return now // 2
 
 
