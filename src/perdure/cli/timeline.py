@@ -16,6 +16,7 @@ from perdure.cli.words import (
     name_pause,
     shorten,
     show_arguments,
+    show_compaction,
     show_cost,
     show_parts,
     show_pause,
@@ -40,6 +41,7 @@ from perdure.core.events import (
     CallEnded,
     CallStarted,
     CallSuspended,
+    HistoryCompacted,
     InputAccepted,
     ModelCalled,
     ModelFailed,
@@ -144,6 +146,11 @@ class Timeline:
                 self._run = Totals(record.event.run, record.at)
             case SettingsChanged(model=model):
                 self._line(record, "·", f"from now on {model or 'the model of its agent'} answers", "dim")
+            case HistoryCompacted() as event:
+                self._run.usage += event.usage
+                self._run.cost_usd += event.cost_usd or 0.0
+                self._run.is_priced = self._run.is_priced and event.cost_usd is not None
+                self._line(record, "≡", show_compaction(event), "yellow" if event.error else "dim")
             case StopRequested(cause=cause, by=by):
                 self._line(record, "■", f"{cause} requested{f' by {by}' if by else ''}", "yellow")
             case RunResumed():

@@ -54,9 +54,13 @@ def compact(state: SessionState, event: HistoryCompacted) -> SessionState:
         return state
     before = state.context_tokens
     if not event.error:
+        # What the provider counted shrinks as our own count does: the two are never compared with each other.
+        known = state.overhead_tokens + state.estimated_tokens
         messages, asked = view_after(state, event)
         state = replace(state, ledger=joined_ledger(state, event.ledger))
         state = replace(with_view(state, messages), asked=asked)
+        left = (state.overhead_tokens + state.estimated_tokens) / max(1, known)
+        state = replace(state, context_tokens=int(before * left))
     return _after_compaction(state, event, before)
 
 
