@@ -7,7 +7,6 @@ import pytest
 from perdure.cli.changes import show_change
 from perdure.core.events import (
     Event,
-    HistoryCompacted,
     HistoryCut,
     HistoryImported,
     InputChanged,
@@ -23,15 +22,6 @@ SAID = UserMessage((Text("hi"),))
 @pytest.mark.parametrize(
     ("event", "shown"),
     [
-        (
-            HistoryCompacted(0, "threshold", 0, 12, (Text("x"),), (), (), 9000, 1200, cost_usd=0.002),
-            "12 messages compacted · threshold · 9,000 → 1,200 tokens · $0.0020",
-        ),
-        (
-            HistoryCompacted(0, "request", pruned=(1, 2), tokens_before=10, tokens_after=5),
-            "2 results left out · request · 10 → 5 tokens",
-        ),
-        (HistoryCompacted(0, "overflow", error="no words"), "the past could not be compacted: no words"),
         (HistoryCut(7, 3, (SAID,)), "back to record 7: the conversation has 4 messages now"),
         (HistoryCut(0), "the conversation is cleared"),
         (HistoryImported((SAID,), ("a",), "openai"), "1 message imported from openai, 1 repair"),

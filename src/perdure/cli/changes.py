@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from perdure.cli.words import count, shorten, show_cost, show_parts
+from perdure.cli.words import count, shorten, show_parts
 from perdure.core.events import (
     Event,
-    HistoryCompacted,
     HistoryCut,
     HistoryImported,
     InputChanged,
@@ -19,10 +18,6 @@ LONGEST = 300
 def show_change(event: Event) -> tuple[str, str, str] | None:
     """Mark, text and style of a line; None for what is no such change."""
     match event:
-        case HistoryCompacted(error=error) if error:
-            return "≈", f"the past could not be compacted: {shorten(error, LONGEST)}", "yellow"
-        case HistoryCompacted():
-            return "≈", _compacted(event), "cyan"
         case HistoryCut(to=to, keep=keep, messages=messages):
             left = count(keep + len(messages), "message")
             return (
@@ -51,11 +46,3 @@ def show_change(event: Event) -> tuple[str, str, str] | None:
             return "·", f"{', '.join(changes)} changed{f' by {by}' if by else ''}", "dim"
         case _:
             return None
-
-
-def _compacted(event: HistoryCompacted) -> str:
-    what = [count(event.stop - event.start, "message") + " compacted"] if event.stop > event.start else []
-    what += [count(len(event.pruned), "result") + " left out"] if event.pruned else []
-    tokens = f"{event.tokens_before:,} → {event.tokens_after:,} tokens"
-    spent = [show_cost(event.cost_usd)] if event.cost_usd else []
-    return " · ".join([", ".join(what) or "nothing to compact", event.cause, tokens, *spent])

@@ -1,4 +1,4 @@
-"""perdure sessions: list, show, records, audit, fork, delete."""
+"""perdure sessions: list, show, records, audit, compact, fork, delete."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from perdure.cli.agents import AgentOption, ModelOption
 from perdure.cli.complete import SessionArgument
 from perdure.cli.terminal import JsonOption, StoreOption, TenantFilter, TenantOption, run_async
 
 app = typer.Typer(
-    help="List, show, audit, fork and delete sessions.",
+    help="List, show, audit, compact, fork and delete sessions.",
     epilog="Example: perdure sessions show order-7",
 )
 
@@ -80,6 +81,27 @@ def audit(id: SessionArgument, store: StoreOption = None, tenant: TenantOption =
     from perdure.cli.audit import audit_session
 
     run_async(audit_session(id, store, tenant, json=json))
+
+
+@app.command()
+def compact(
+    id: SessionArgument,
+    agent: AgentOption = None,
+    model: ModelOption = None,
+    store: StoreOption = None,
+    tenant: TenantOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Make what the model reads of a session shorter; the log stays whole.
+
+    Older messages give way to a summary, which the agent's model writes. Decisions and paths stay word for word.
+
+    Example: perdure sessions compact order-7 --agent agents.py:clerk
+    """
+    from perdure.cli.compacting import compact_session
+    from perdure.cli.driving import Given
+
+    raise typer.Exit(run_async(compact_session(id, Given(agent, model, store, tenant, None, json))))
 
 
 @app.command()

@@ -17,6 +17,7 @@ from perdure.cli.words import (
     name_pause,
     shorten,
     show_arguments,
+    show_compaction,
     show_cost,
     show_parts,
     show_pause,
@@ -41,6 +42,7 @@ from perdure.core.events import (
     CallEnded,
     CallStarted,
     CallSuspended,
+    HistoryCompacted,
     InputAccepted,
     ModelCalled,
     ModelFailed,
@@ -142,6 +144,11 @@ class Timeline:
                 self._show_input(record, record.event)
             case RunStarted():
                 self._run = Totals(record.event.run, record.at)
+            case HistoryCompacted() as event:
+                self._run.usage += event.usage
+                self._run.cost_usd += event.cost_usd or 0.0
+                self._run.is_priced = self._run.is_priced and event.cost_usd is not None
+                self._line(record, "≡", show_compaction(event), "yellow" if event.error else "dim")
             case StopRequested(cause=cause, by=by):
                 self._line(record, "■", f"{cause} requested{f' by {by}' if by else ''}", "yellow")
             case RunResumed():

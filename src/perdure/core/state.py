@@ -62,6 +62,7 @@ class RunState(Plain, frozen=True):
     asked_tokens: int = 0
     tokens_saved: int = 0
     compactions: int = 0
+    compacted_at: int = 0
     compacted_in_vain: int = 0
     circles: Circles = Circles()
     called: int = 0

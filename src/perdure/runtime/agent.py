@@ -13,6 +13,7 @@ from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
 from perdure.core.specs import AgentSpec, Guards, Limits, ModelSettings, Reminder, StopWhen, ToolErrors, Window
 from perdure.ports import Model
+from perdure.runtime.compaction import Compaction
 from perdure.runtime.context import ToolContext
 from perdure.runtime.deferred import defer, find_tools
 from perdure.runtime.middleware import Middleware
@@ -56,6 +57,7 @@ class Agent(Generic[OutputT]):
     tool_errors: ToolErrors = field(default_factory=ToolErrors)
     guards: Guards = field(default_factory=Guards)
     window: Window = field(default_factory=Window)
+    compaction: Compaction = field(default_factory=Compaction)
     reminders: Sequence[Reminder] = ()
     stop_when: Sequence[StopWhen] = ()
     context: Sequence[ContextSource] = ()
@@ -68,13 +70,17 @@ class Agent(Generic[OutputT]):
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"Agent {self.name!r}: concurrency={self.concurrency}; take at least 1, or None.")
         self.window.check()
+        self.compaction.check()
         for condition in self.stop_when:
             condition.check()
 
 
 @dataclass(frozen=True)
 class Binding:
-    """An agent ready to be driven; `data` has the codec of each tool that asks for typed session data."""
+    """An agent ready to be driven; `data` has the codec of each tool that asks for typed session data.
+
+    `summarisers` are the models of its compactions, if those have any of their own.
+    """
 
     agent: Agent[Any]
     spec: AgentSpec
@@ -83,6 +89,7 @@ class Binding:
     data: dict[str, Codec]
     models: tuple[Model, ...]
     output: Codec | None
+    summarisers: tuple[Model, ...] = ()
 
 
 def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | None) -> Binding:
@@ -120,7 +127,14 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
         data={tool.name: tool.data_codec for tool in tools if tool.data_codec is not None},
         models=models,
         output=output,
+        summarisers=_summarisers(agent, resolve) if override is None else (),
     )
+
+
+def _summarisers(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, ...]:
+    """An override is for everything that an agent asks a model, its summaries too."""
+    chosen = agent.compaction.model
+    return () if chosen is None else choose_models(chosen, resolve, f"The compaction of agent {agent.name!r}")
 
 
 def _models(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, ...]:

@@ -19,13 +19,13 @@ from perdure.core.events import (
     Noted,
     RunEnded,
 )
-from perdure.runtime.compaction import compact_history
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
 from perdure.runtime.log import as_kept
 from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
+from perdure.runtime.perform_compaction import compact_history
 from perdure.runtime.perform_model import call_model, number_calls
 
 

@@ -13,14 +13,15 @@ from perdure.core.codec import digest_of, encode_json
 from perdure.core.commands import CancelBackground, ChangeSettings, ContinueRun, Decide, DecideAll, SendInput, StopRun
 from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict
-from perdure.core.events import DecisionKind, InputAccepted
+from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
 from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
 from perdure.core.state import SessionState, has_due_input
-from perdure.core.transcript import transcript
+from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
 from perdure.runtime.agent import OutputT
+from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.follow import follow
 from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.host import Host
@@ -31,6 +32,9 @@ from perdure.runtime.results import Decision, RunResult
 from perdure.runtime.run import Run
 from perdure.runtime.schema import codec_of
 from perdure.runtime.world import schema_key
+
+PAGE = 2_000
+"""Records that are read at once."""
 
 Answer = DecisionKind | Decision | None
 OnPending = Callable[[Pending], Answer | Awaitable[Answer]]
@@ -251,10 +255,37 @@ class Session(Generic[OutputT]):
     async def records(self, *, after: int = 0, limit: int | None = None) -> list[Record]:
         return await self._host.world.store.read(self.uid, after=after, limit=limit)
 
-    async def history(self) -> list[Message]:
-        """What the model reads, oldest first."""
+    async def history(self, *, full: bool = False) -> list[Message]:
+        """What the model reads, oldest first; in full as if nothing of it had ever been compacted."""
+        if full:
+            whole = FullHistory()
+            async for page in self._pages():
+                whole.add(record.event for record in page)
+            return whole.messages
         await self._log.refresh()
         return transcript(self._log.state)[:]
+
+    async def compact(self, *, by: str = "") -> HistoryCompacted | None:
+        """Makes what the model reads shorter, now, also while a run is open; None if there is nothing to leave out.
+
+        With an `error` in it, it failed and nothing has changed.
+        """
+        return await self._host.compact(self._log, by)
+
+    async def compactions(self) -> list[Compacted]:
+        """Every compaction of the session, oldest first."""
+        return [
+            compacted_of(record, record.event)
+            async for page in self._pages()
+            for record in page
+            if isinstance(record.event, HistoryCompacted)
+        ]
+
+    async def _pages(self) -> AsyncIterator[list[Record]]:
+        after = 0
+        while page := await self.records(after=after, limit=PAGE):
+            yield page
+            after = page[-1].seq
 
     async def usage(self) -> Usage:
         await self._log.refresh()
