@@ -364,9 +364,10 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
 
 
 def _on_settings(state: SessionState, event: SettingsChanged) -> SessionState:
-    """An open run goes on with the new model at its next turn, whatever it was started with."""
+    """An open run goes on with the new model at its next turn, whatever it was started with; a title changes no run."""
     run = state.run
-    if run is not None and state.spec is not None:
+    is_new = event.model != state.model or event.settings != state.settings
+    if run is not None and state.spec is not None and is_new:
         settings = state.spec.settings.merged(event.settings)
         run = replace(run, model=event.model or state.spec.model, settings=settings)
     title = state.title if event.title is None else event.title
