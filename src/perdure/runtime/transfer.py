@@ -1,7 +1,7 @@
 """Sessions as JSON lines: out of one store, into another.
 
-Rule 1: a record's payload leaves and comes back byte for byte. Rule 2: all is checked before anything is written, and then
-all records are one append. Rule 3: what a newer version wrote is refused.
+Rule 1: a record's payload leaves and comes back byte for byte. Rule 2: all is checked before anything is written, and
+then all records are one append. Rule 3: what a newer version wrote is refused.
 """
 
 from __future__ import annotations
