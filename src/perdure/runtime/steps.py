@@ -193,6 +193,8 @@ def show_step(step: Step) -> str:
         case "decision":
             by = f" by {value['by']}" if value.get("by") else ""
             return f"{step.tool}: {value['decision']}{by}" + _why(value.get("reason"))
+        case "start":
+            return f"{step.tool} starts"
         case "failure":
             return f"no answer: {value['kind']}" + _why(value["detail"])
         case "end":

@@ -21,6 +21,7 @@ from perdure.core.actions import (
     EndOperation,
     RunTool,
 )
+from perdure.core.calls import Call
 from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelError
 from perdure.core.events import (
@@ -186,7 +187,7 @@ class Conductor:
             case CompactHistory():
                 queue = recorded.compactions
             case RunTool() | EndOperation():
-                queue = recorded.results.get(self._key(desk, action))
+                return recorded.take_result(self._key(desk, action), action.call)
         return queue.popleft() if queue else None
 
     def _key(self, desk: Desk, action: RunTool | EndOperation) -> CallKey:
@@ -384,18 +385,17 @@ class Conductor:
     def _for_call(self, state: SessionState, event: CallDecided | CallAdvanced, key: CallKey | None) -> list[Event]:
         """The call of the same tool and arguments that waits for this."""
         run = state.run
-        calls = (
-            [call for call in (*run.background, *run.calls) if call_key(call.name, call.arguments) == key]
-            if run
-            else []
-        )
-        for call in calls:
-            if isinstance(event, CallAdvanced):
-                is_it = call.status == "started" and not call.operation
-            else:
-                is_it = bool(call.background) if event.pause == 0 else call.pause is not None
-            if is_it and isinstance(event, CallDecided):
-                return [replace(event, call=call.ordinal, pause=call.pauses if event.pause else 0)]
-            if is_it:
-                return [replace(event, call=call.ordinal)]
-        return []
+        calls = (*run.background, *run.calls) if run else ()
+        same = [call for call in calls if call_key(call.name, call.arguments) == key and _waits_for(call, event)]
+        found = next((call for call in same if call.ordinal == event.call), same[0] if same else None)
+        if found is None:
+            return []
+        if isinstance(event, CallAdvanced):
+            return [replace(event, call=found.ordinal)]
+        return [replace(event, call=found.ordinal, pause=found.pauses if event.pause else 0)]
+
+
+def _waits_for(call: Call, event: CallDecided | CallAdvanced) -> bool:
+    if isinstance(event, CallAdvanced):
+        return call.status == "started" and not call.operation
+    return call.pause is not None if event.pause else bool(call.background)

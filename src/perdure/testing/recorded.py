@@ -71,6 +71,16 @@ class Recorded:
             self.state = evolve(self.state, record.event)
         self.is_open = in_flight(self.state)
 
+    def take_result(self, key: CallKey, ordinal: int) -> Item | None:
+        """The next result of such a call; of twins, each has its own."""
+        queue = self.results.get(key)
+        if not queue:
+            return None
+        own = [item for item in queue if isinstance(item.event, CallEnded) and item.event.call == ordinal]
+        found = own[0] if own else queue[0]
+        queue.remove(found)
+        return found
+
     def _read(self, index: int, event: Event) -> None:
         state = self.state
         item = Item(index, self._group, place_of(state), event)

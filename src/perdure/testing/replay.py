@@ -128,7 +128,7 @@ def differences(recorded: Iterable[Record], replayed: Iterable[Record]) -> list[
     """
     ours, theirs = _by_place(steps_of(recorded)), _by_place(steps_of(replayed))
     found: list[Difference] = []
-    for place in sorted({**ours, **theirs}, key=lambda place: place[:3]):
+    for place in sorted({**ours, **theirs}, key=_order):
         one, other = ours.get(place), theirs.get(place)
         if one is not None and other is not None and one.value == other.value:
             continue
@@ -136,6 +136,11 @@ def differences(recorded: Iterable[Record], replayed: Iterable[Record]) -> list[
         what = " ".join(word for word in (kind, tool, f"(call {call})" if call else "") if word)
         found.append(Difference(run, turn, what, *_show(one, other)))
     return found
+
+
+def _order(place: Place) -> tuple[int, int, bool, int]:
+    run, turn, call, kind, *_ = place
+    return run, turn, kind == "end", call
 
 
 def _by_place(steps: Iterable[Step]) -> dict[Place, Step]:
