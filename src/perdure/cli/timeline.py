@@ -40,6 +40,8 @@ from perdure.core.events import (
     CallEnded,
     CallStarted,
     CallSuspended,
+    HistoryCut,
+    HistoryImported,
     InputAccepted,
     ModelCalled,
     ModelFailed,
@@ -142,6 +144,14 @@ class Timeline:
                 self._show_input(record, record.event)
             case RunStarted():
                 self._run = Totals(record.event.run, record.at)
+            case SettingsChanged(title=title) if title is not None:
+                self._line(record, "·", f"it is called {title!r} now", "dim")
+            case HistoryCut(to=to, by=by):
+                where = f"the conversation is back at record {to}" if to else "the conversation begins anew"
+                self._line(record, "↶", f"{where}{f', by {by}' if by else ''}", "magenta")
+            case HistoryImported(messages=messages, repairs=repairs, source=source):
+                what = f"{count(len(messages), 'message')} imported{f' from {source}' if source else ''}"
+                self._line(record, "⇥", f"{what} · {count(len(repairs), 'repair')}", "magenta")
             case SettingsChanged(model=model):
                 self._line(record, "·", f"from now on {model or 'the model of its agent'} answers", "dim")
             case StopRequested(cause=cause, by=by):

@@ -202,8 +202,22 @@ def show_step(step: Step) -> str:
         case "turn":
             heard = f" hears {', '.join(map(str, value['inputs']))}" if value["inputs"] else ""
             return f"the model is asked{heard}{', for the last time' if value['final'] else ''}"
+        case "change":
+            return _show_change(value)
         case _:
             return f"{step.kind} {_short(encode_json(value).decode())}"
+
+
+def _show_change(value: JSON) -> str:
+    match value:
+        case {"type": "HistoryCut"}:
+            return f"goes back to {value.get('keep', 0) + len(value.get('messages', ()))} messages"
+        case {"type": "HistoryImported"}:
+            return f"imports {len(value['messages'])} messages" + _why(value.get("source"))
+        case {"type": "SettingsChanged", "title": str(title)}:
+            return f"is called {_short(title)!r}"
+        case _:
+            return f"change {_short(encode_json(value).decode())}"
 
 
 def _call(tool: str, arguments: JSON) -> str:

@@ -7,7 +7,7 @@ of the replay: its driver is stopped, and a new one finds what was left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,76 +21,31 @@ from perdure.core.actions import (
     EndOperation,
     RunTool,
 )
-from perdure.core.calls import Call
-from perdure.core.deltas import ModelDelta
-from perdure.core.errors import ModelError
 from perdure.core.events import (
-    CallAdvanced,
-    CallDecided,
     CallEnded,
     Event,
     HistoryCompacted,
-    InputAccepted,
     ModelFailed,
     ModelResponded,
     RunResumed,
     SessionOpened,
-    StopRequested,
 )
-from perdure.core.fold import evolve
-from perdure.core.fork import fork_events
-from perdure.core.messages import Text, Usage
+from perdure.core.messages import Text
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState
-from perdure.ports import Model, ModelRequest, ModelResponse, ModelTraits, Timer
 from perdure.runtime.agent import Agent
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import slot_of
-from perdure.runtime.gates import traits_of
 from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
-from perdure.runtime.log import SessionLog, as_kept
+from perdure.runtime.log import SessionLog
 from perdure.runtime.perform_model import number_calls
 from perdure.runtime.world import World
+from perdure.testing.given_again import given_now
+from perdure.testing.played import RecordedClock
 from perdure.testing.recorded import NOWHERE, CallKey, Item, Recorded, call_key, place_of
 
 Work = CallModel | RunTool | EndOperation | CompactHistory
-
-
-class PlayedModel:
-    """A model's name, price and traits; whoever asks it gets an error."""
-
-    def __init__(self, model: Model | None, name: str = "") -> None:
-        self._model = model
-        self.name = model.name if model is not None else name
-        self.traits = traits_of(model) if model is not None else ModelTraits()
-
-    def cost(self, usage: Usage) -> float | None:
-        return self._model.cost(usage) if self._model is not None else None
-
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta | ModelResponse]:
-        raise ModelError("A replay asks no model; its answers are recorded.", kind="invalid_request")
-        yield ModelResponse(())
-
-
-class RecordedClock:
-    """Time as the record has it: it moves on by the seconds that work took then. Timers are real."""
-
-    def __init__(self, now: float) -> None:
-        self._now = now
-        self._passed = 0.0
-
-    def now(self) -> float:
-        return self._now
-
-    def monotonic(self) -> float:
-        return self._passed
-
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        return asyncio.get_running_loop().call_later(seconds, callback)
-
-    def turn(self, seconds: float) -> None:
-        self._passed += seconds
 
 
 class Waiting:
@@ -143,7 +98,7 @@ class Conductor:
         self._host.bind(self._agent)
         self._log = await self._host.load(self._uid)
         if items:
-            await self._log.propose(lambda state: self._fitting(state, items))
+            await self._log.propose(lambda state: given_now(state, items, asks=self._asks))
         await self._host.start()
         self._host.submit(self._uid)
 
@@ -332,7 +287,7 @@ class Conductor:
         desk = next((waiting.desk for waiting in self._waiting.values()), None)
         self._release(sorted(landing, key=lambda waiting: waiting.index))
         if desk is None:
-            if await self._log.propose(lambda state: self._fitting(state, items)):
+            if await self._log.propose(lambda state: given_now(state, items, asks=self._asks)):
                 self._host.submit(self._uid)
         elif landing:
             # The driver looks when this round of the loop is over: then the landings are in line before these.
@@ -344,7 +299,7 @@ class Conductor:
             moved.cancel()
 
     def _note(self, desk: Desk, items: list[Item]) -> bool:
-        fitting = self._fitting(desk.log.state, items)
+        fitting = given_now(desk.log.state, items, asks=self._asks)
         for event in fitting:
             desk.note(event)
         return bool(fitting)
@@ -354,48 +309,3 @@ class Conductor:
             self._waiting.pop(slot_of(one.action), None)
             if not one.release.done():
                 one.release.set_result(None)
-
-    def _fitting(self, state: SessionState, items: Iterable[Item]) -> list[Event]:
-        """What was given, as it is given now: to the same call, with the next number."""
-        fitting: list[Event] = []
-        for item in items:
-            for event in self._given_now(state, item):
-                fitting.append(as_kept(event))
-                state = evolve(state, event)
-        return fitting
-
-    def _given_now(self, state: SessionState, item: Item) -> Iterable[Event]:
-        match item.event:
-            case InputAccepted() as event:
-                return (replace(event, input=state.inputs + 1),)
-            case CallDecided() | CallAdvanced() as event:
-                return self._for_call(state, event, item.key)
-            case SessionOpened() as event:
-                return fork_events(state, replace(event, uid=self._uid, agent=self._agent.name))
-            case StopRequested(cause=cause) as event:
-                run = state.run.run if state.run else state.runs + 1
-                return () if cause == "seconds" and self._asks else (replace(event, run=run),)
-            case HistoryCompacted() as event:
-                return (replace(event, view=state.view),)
-            case RunResumed():
-                return ()
-            case event:
-                return (event,)
-
-    def _for_call(self, state: SessionState, event: CallDecided | CallAdvanced, key: CallKey | None) -> list[Event]:
-        """The call of the same tool and arguments that waits for this."""
-        run = state.run
-        calls = (*run.background, *run.calls) if run else ()
-        same = [call for call in calls if call_key(call.name, call.arguments) == key and _waits_for(call, event)]
-        found = next((call for call in same if call.ordinal == event.call), same[0] if same else None)
-        if found is None:
-            return []
-        if isinstance(event, CallAdvanced):
-            return [replace(event, call=found.ordinal)]
-        return [replace(event, call=found.ordinal, pause=found.pauses if event.pause else 0)]
-
-
-def _waits_for(call: Call, event: CallDecided | CallAdvanced) -> bool:
-    if isinstance(event, CallAdvanced):
-        return call.status == "started" and not call.operation
-    return call.pause is not None if event.pause else bool(call.background)

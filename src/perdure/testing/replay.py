@@ -29,7 +29,8 @@ from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.transfer import read_lines
 from perdure.runtime.world import World
 from perdure.stores.memory import MemoryStore
-from perdure.testing.playback import Conductor, PlayedModel, RecordedClock
+from perdure.testing.playback import Conductor
+from perdure.testing.played import PlayedModel, RecordedClock
 from perdure.testing.recorded import Recorded
 
 
