@@ -37,7 +37,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.testing import ScriptedModel
 
 EVENTS = 10_000
-FORKS = {"at the head": 1000, "in the middle": 20}
+FORKS = {"at the head": 1000, "in the middle": 100}
 
 
 def session(events: int) -> list[Event]:

@@ -19,7 +19,7 @@ from perdure.core.errors import UsageError
 from perdure.core.state import SessionState
 from perdure.runtime.agent import Agent
 from perdure.runtime.transfer import read_lines
-from perdure.testing.replay import Difference, Replayed, replay
+from perdure.testing.replay import Difference, Replayed, replay, show_place
 from perdure.wiring import resolve_model
 
 TEST = '''\
@@ -131,7 +131,7 @@ def _show(id: str, done: Replayed) -> None:
     for item in done.differences:
         if (item.run, item.turn) != place:
             place = (item.run, item.turn)
-            screen.say((f"run {item.run}, turn {item.turn}" if item.run else "the session", "bold"))
+            screen.say((show_place(item), "bold"))
         _show_difference(screen, item)
     played = f"{count(done.runs, 'run')}, {count(done.turns, 'turn')} replayed"
     if done.identical:

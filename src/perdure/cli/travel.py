@@ -209,11 +209,14 @@ async def _import(file: str, id: str | None, tenant: str | None, store: str | No
 async def _import_history(
     file: str, id: str | None, tenant: str, agent: str | None, store: str | None, json: bool
 ) -> None:
+    from dataclasses import replace
+
     from perdure.cli.agents import load_agent
     from perdure.cli.terminal import print_json, store_url
     from perdure.cli.words import count, visible
     from perdure.core.codec import decode_json
     from perdure.core.errors import UsageError
+    from perdure.testing.played import PlayedModel
     from perdure.wiring import Runtime
 
     if agent is None:
@@ -224,8 +227,11 @@ async def _import_history(
         raise UsageError(f"{file} is no JSON: {error}.") from None
     if not isinstance(messages, list):
         raise UsageError(f"{file} is no JSON list of messages; give [{{'role': …, 'content': …}}, …].")
+    found = load_agent(agent, None)
+    # Nobody is asked here, so that an agent without a model will do.
+    found = found if found.model else replace(found, model=PlayedModel(None, "none"))
     async with Runtime(store_url(store), engine=None) as runtime:
-        session = await runtime.open(load_agent(agent, None), id=id, tenant=tenant)
+        session = await runtime.open(found, id=id, tenant=tenant)
         repairs = await session.import_history(messages, source=file)  # pyright: ignore[reportUnknownArgumentType]
         imported = len(await session.history())
     if json:

@@ -78,16 +78,20 @@ class Walk:
     def __init__(self) -> None:
         self._run = 0
         self._turn = 0
+        self._is_open = False
         self._calls: dict[int, tuple[int, str]] = {}
 
     def steps(self, record: Record) -> list[Step]:
         event = record.event
         if isinstance(event, RunStarted):
-            self._run, self._turn = event.run, 0
+            self._run, self._turn, self._is_open = event.run, 0, True
         elif isinstance(event, ModelCalled):
             self._turn = event.turn
+        # What happens between runs belongs to the next one.
+        run, turn = (self._run, self._turn) if self._is_open else (self._run + 1, 0)
+        self._is_open = self._is_open and not isinstance(event, RunEnded)
         return [
-            Step(record.seq, self._run, self._turn, kind, *self._calls.get(call, (0, "")), value)
+            Step(record.seq, run, turn, kind, *self._calls.get(call, (0, "")), value)
             for kind, call, value in self._read(event)
         ]
 

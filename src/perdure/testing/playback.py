@@ -239,7 +239,8 @@ class Conductor:
             return True
         if first is None:
             return False
-        if first.item is None and not given and self._recorded.is_open and self._is_at_end():
+        if first.item is None and self._recorded.is_open and self._recorded.is_played:
+            # The record ends in the middle of the work: what comes of it, nobody knows yet.
             return False
         if first.item is None:
             self._release([first])
@@ -251,10 +252,6 @@ class Conductor:
         if first is None:
             return True
         return head.index < first.index and head.place <= place_of(self._log.state)
-
-    def _is_at_end(self) -> bool:
-        """Whether the record ends with just this under way."""
-        return place_of(self._log.state) == place_of(self._recorded.state)
 
     def _is_break(self, head: Item) -> bool:
         """A crash or a fork; what was given while nobody drove stands right before the resumption."""

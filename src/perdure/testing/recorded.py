@@ -32,6 +32,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.fold import NATURAL_END, evolve
+from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight, new_state
 from perdure.ports import Record
 from perdure.runtime.steps import canonical
@@ -56,7 +57,7 @@ class Item(msgspec.Struct, frozen=True, eq=False):
 
 
 class Recorded:
-    """The record of a session, ready to be played back."""
+    """The record of a session, ready to be played back; `is_open` if work was under way or due at its end."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.given: deque[Item] = deque()
@@ -69,7 +70,12 @@ class Recorded:
         for index, record in enumerate(records):
             self._read(index, record.event)
             self.state = evolve(self.state, record.event)
-        self.is_open = in_flight(self.state)
+        self.is_open = in_flight(self.state) or bool(next_actions(self.state))
+
+    @property
+    def is_played(self) -> bool:
+        """Whether nothing is left that came from outside or of work."""
+        return not (self.given or self.answers or self.compactions or any(self.results.values()))
 
     def take_result(self, key: CallKey, ordinal: int) -> Item | None:
         """The next result of such a call; of twins, each has its own."""

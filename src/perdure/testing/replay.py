@@ -31,7 +31,7 @@ from perdure.runtime.world import World
 from perdure.stores.memory import MemoryStore
 from perdure.testing.playback import Conductor
 from perdure.testing.played import PlayedModel, RecordedClock
-from perdure.testing.recorded import Recorded
+from perdure.testing.recorded import Recorded, place_of
 
 
 class Difference(Plain, frozen=True):
@@ -92,6 +92,9 @@ async def replay(
     await world.close()
     await store.close()
     found = differences(records, replayed)
+    if recorded.is_open:
+        # The record ends in the middle of a turn: what it does not have yet is no difference.
+        found = [item for item in found if item.recorded or (item.run, item.turn) < place_of(recorded.state)]
     turns = sum(1 for step in steps_of(replayed) if step.kind == "turn")
     return Replayed(tuple(found), replayed, conductor.runs, turns)
 
@@ -105,6 +108,13 @@ def check_replay(path: str | Path, agent: Agent[Any], **options: Any) -> Replaye
     return done
 
 
+def show_place(item: Difference) -> str:
+    """Where it is, for people: what was given has no place of its own."""
+    if not item.run:
+        return "what was given"
+    return f"run {item.run}, turn {item.turn}" if item.turn else f"run {item.run}, before its first turn"
+
+
 def show_differences(found: Sequence[Difference]) -> str:
     """The differences, turn by turn, for people."""
     lines = [f"{len(found)} {'difference' if len(found) == 1 else 'differences'}"]
@@ -112,7 +122,7 @@ def show_differences(found: Sequence[Difference]) -> str:
     for item in found:
         if (item.run, item.turn) != place:
             place = (item.run, item.turn)
-            lines.append(f"run {item.run}, turn {item.turn}" if item.run else "the session")
+            lines.append(show_place(item))
         lines.append(f"  {item.what}")
         lines.append(f"    recorded: {item.recorded or '-'}")
         lines.append(f"    replayed: {item.replayed or '-'}")
