@@ -214,8 +214,8 @@ class Runtime:
 
         All of it is checked before any of it is written.
         """
-        store = self._host.world.store
-        uid = await import_exported(store, read_lines(lines), _checked_id(id), tenant)
+        world = self._host.world
+        uid = await import_exported(world.store, world.clock, read_lines(lines), _checked_id(id), tenant)
         return Session(self._host, await self._host.load(uid))
 
     async def driver_of(self, session: Session[Any]) -> str | None:

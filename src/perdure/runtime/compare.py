@@ -57,12 +57,12 @@ async def compare(left: Session[Any], right: Session[Any]) -> Comparison:
 
 
 def compare_records(left: Sequence[Record], right: Sequence[Record]) -> Comparison:
-    parted = _common(left, right)
+    parted = _parting(left, right)
     one, other = _side(left, parted), _side(right, parted)
     return Comparison(parted, one, other, tuple(_rows(one.steps, other.steps)))
 
 
-def _common(left: Sequence[Record], right: Sequence[Record]) -> int:
+def _parting(left: Sequence[Record], right: Sequence[Record]) -> int:
     """How many records both begin with; of two that are strangers, none."""
     count = 0
     for one, other in zip(left, right, strict=False):

@@ -22,8 +22,8 @@ from perdure.core.errors import Conflict, NotFound, PerdureError, StoreError, Us
 from perdure.core.events import CallEnded, Event, SessionOpened
 from perdure.core.fold import fold
 from perdure.core.upcast import UPCASTS
-from perdure.core.views import summarise
-from perdure.ports import Batch, Entry, Opening, Record, Store
+from perdure.ports import Clock, Entry, Opening, Record, Store
+from perdure.runtime.log import SessionLog
 
 FORMAT = 1
 T = TypeVar("T")
@@ -125,7 +125,7 @@ def read_lines(lines: Iterable[bytes]) -> Exported:
     return Exported(header, tuple(entries), tuple(events), artifacts)
 
 
-async def import_exported(store: Store, exported: Exported, id: str | None, tenant: str | None) -> str:
+async def import_exported(store: Store, clock: Clock, exported: Exported, id: str | None, tenant: str | None) -> str:
     """The uid of the session that these records are now: the same one, or a new one under another name."""
     if id is not None or tenant is not None:
         exported = _renamed(exported, id, tenant)
@@ -135,7 +135,7 @@ async def import_exported(store: Store, exported: Exported, id: str | None, tena
         raise StoreError("The export names another session than its records do; export it again.")
     opening = Opening(state.tenant, state.id, state.metadata, epoch=state.epoch)
     try:
-        await store.append(Batch(uid, 0, exported.entries, summarise(state), opening=opening))
+        await SessionLog(uid, store, clock).adopt(exported.entries, state, opening)
     except Conflict:
         if not await _is_there(store, exported):
             raise Conflict(f"There is a session {state.id!r} already; import it under another id.") from None

@@ -31,7 +31,7 @@ from perdure.core.events import (
     StateChanged,
     StopRequested,
 )
-from perdure.core.fold import NATURAL_END, evolve
+from perdure.core.fold import evolve
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight, new_state
 from perdure.ports import Record
@@ -41,6 +41,8 @@ Place: TypeAlias = tuple[int, int]
 """Run and turn; between runs the turn is beyond any other."""
 
 IDLE = 10**9
+PUSHED_ON = "natural_end"
+"""Whose inputs the agent's own hooks send, and send again."""
 NOWHERE = 10**9
 
 CallKey: TypeAlias = tuple[str, bytes]
@@ -124,8 +126,7 @@ def call_key(name: str, arguments: str) -> CallKey:
 def _is_given(event: Event) -> bool:
     match event:
         case InputAccepted(by=by):
-            # What a hook says at the end of a run, the agent's own hook says again.
-            return by != NATURAL_END
+            return by != PUSHED_ON
         case InputChanged(vetted=vetted, blocked=blocked):
             return not (vetted or blocked)
         case StopRequested() | SettingsChanged() | StateChanged() | HistoryCut() | HistoryImported() | RunResumed():

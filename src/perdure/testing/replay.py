@@ -14,15 +14,16 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.codec import encode_json
+from perdure.core.codec import encode_event, encode_json
 from perdure.core.errors import UsageError
 from perdure.core.events import SessionOpened
+from perdure.core.fold import fold
 from perdure.core.messages import JSON, Plain
 from perdure.models import from_string
-from perdure.ports import Model, Opening, Record
+from perdure.ports import Entry, Model, Opening, Record
 from perdure.runtime.agent import Agent
 from perdure.runtime.clock import SystemClock
-from perdure.runtime.log import Change, SessionLog
+from perdure.runtime.log import SessionLog
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.steps import GIVEN, Step, show_step, steps_of
 from perdure.runtime.threads import DaemonThreads
@@ -80,10 +81,9 @@ async def replay(
     world = World(store, clock, DaemonThreads(), _stand_in_model if model is None else lambda _: model, model, deps)
     world.middleware = tuple(middleware)
     opened = msgspec.structs.replace(opened, agent=agent.name)
-    log = SessionLog(opened.uid, store, clock)
-    change = Change(log.state)
-    change.add((opened,))
-    await log.append(change, opening=Opening(opened.tenant, opened.id, opened.metadata))
+    first = Entry(records[0].at, 0, encode_event(opened))
+    opening = Opening(opened.tenant, opened.id, opened.metadata)
+    await SessionLog(opened.uid, store, clock).adopt((first,), fold([opened]), opening)
     for digest, data in (artifacts or {}).items():
         await store.save_artifact(opened.uid, digest, data)
     conductor = Conductor(world, played, opened.uid, recorded, asks=model is not None)
