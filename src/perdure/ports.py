@@ -33,12 +33,16 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What a first append says of its session. `base`: the uid whose first `expect` records are this fork's past."""
+    """What a first append says of its session. `base`: the uid whose first `expect` records are this fork's past.
+
+    `epoch`: the next driver's is above it, because a log that was imported names epochs of its own.
+    """
 
     tenant: str
     id: str
     metadata: dict[str, str]
     base: str | None = None
+    epoch: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True):

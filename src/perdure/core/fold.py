@@ -321,7 +321,7 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
 
 
 def _on_settings(state: SessionState, event: SettingsChanged) -> SessionState:
-    """An open run goes on with the new model at its next turn, whatever it was started with."""
+    """An open run goes on with the new model at its next turn, whatever it was started with; a title changes no run."""
     run = state.run
     is_other = event.model != state.model or event.settings != state.settings
     if run is not None and state.spec is not None and is_other:

@@ -282,11 +282,12 @@ class Host:
         return False
 
     async def fork(self, log: SessionLog, at: int | None, id: str | None) -> SessionLog:
+        """At the head nothing of the past is read or written: the fork's state grows from its parent's."""
         await log.refresh()
         state = log.state
-        if at is not None:
-            if not 1 <= at <= state.seq:
-                raise UsageError(f"Session {state.id!r} has records 1 to {state.seq}; it cannot be forked at {at}.")
+        if at is not None and not 1 <= at <= state.seq:
+            raise UsageError(f"Session {state.id!r} has records 1 to {state.seq}; it cannot be forked at {at}.")
+        if at is not None and at < state.seq:
             records = await self.world.store.read(log.uid, limit=at)
             state = fold([record.event for record in records])
         uid = token_hex(10)

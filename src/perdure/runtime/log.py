@@ -117,6 +117,12 @@ class SessionLog:
         finally:
             self._heed_hint()
 
+    async def adopt(self, entries: tuple[Entry, ...], state: SessionState, opening: Opening) -> None:
+        """Commits a log that was written elsewhere, byte for byte; `state` is the fold of it."""
+        async with self._lock:
+            await self._store.append(Batch(self.uid, 0, entries, summarise(state), opening=opening))
+            self.state = state
+
     async def _append(self, change: Change, epoch: int | None, opening: Opening | None) -> None:
         if change.before is not self.state:
             raise Conflict("The session has moved on; look again.")

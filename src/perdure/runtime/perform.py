@@ -31,6 +31,9 @@ from perdure.runtime.perform_model import call_model, number_calls
 
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
+    stand_in = desk.world.stand_in
+    if stand_in is not None and (event := await stand_in(desk, flight.action)) is not None:
+        return as_kept(event)
     layers = (*desk.world.middleware, *desk.binding.agent.middleware)
     if not layers:
         return as_kept(await _perform(desk, flight, flight.action))

@@ -20,6 +20,7 @@ from perdure.core.state import SessionState, has_due_input
 from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
+from perdure.runtime import travel
 from perdure.runtime.agent import OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.follow import follow
@@ -31,6 +32,8 @@ from perdure.runtime.recourse import OnModelError
 from perdure.runtime.results import Decision, RunResult
 from perdure.runtime.run import Run
 from perdure.runtime.schema import codec_of
+from perdure.runtime.transfer import export_lines
+from perdure.runtime.travel import Point
 from perdure.runtime.world import schema_key
 
 PAGE = 2_000
@@ -235,9 +238,47 @@ class Session(Generic[OutputT]):
         """Force: what does not end within two seconds is left behind, and the log says so."""
         await self._host.request(self._log, StopRun("cancel", by))
 
-    async def fork(self, *, at: int | None = None, id: str | None = None) -> Session[OutputT]:
-        """The same past up to `at` (default: now), its own future."""
-        return Session(self._host, await self._host.fork(self._log, at, id))
+    async def fork(self, *, at: Point | None = None, id: str | None = None) -> Session[OutputT]:
+        """The same past up to `at` (a record, a tag, or now), its own future."""
+        seq = at if at is None or isinstance(at, int) else await travel.find_point(self._host, self._log, at)
+        return Session(self._host, await self._host.fork(self._log, seq, id))
+
+    async def rewind(self, at: Point, *, by: str = "") -> int:
+        """The conversation and the state keys go back to what they were at a record or tag; the log keeps it all.
+
+        Inside of a turn that is the last record before it at which every call had its result; returns which it was.
+        """
+        return await travel.rewind(self._host, self._log, at, by)
+
+    async def clear(self, *, by: str = "") -> None:
+        """The conversation begins anew; the log keeps it all."""
+        await travel.clear(self._host, self._log, by)
+
+    async def tag(self, name: str, at: Point | None = None) -> int:
+        """Gives a record (default: the last one) a name; the same name again moves it. Returns the record's seq."""
+        return await travel.add_tag(self._host, self._log, name, at)
+
+    async def tags(self) -> dict[str, int]:
+        return await travel.read_tags(self._host, self._log)
+
+    async def state_at(self, at: Point) -> SessionState:
+        """What the log meant at a record or tag."""
+        return await travel.state_at(self._host, self._log, at)
+
+    async def rename(self, title: str) -> None:
+        """Gives the session a title, for people; its id stays."""
+        await travel.rename(self._log, title)
+
+    async def import_history(self, messages: Sequence[Any], *, source: str = "") -> tuple[str, ...]:
+        """Appends a conversation from elsewhere: our messages, or dicts as chat APIs take them.
+
+        What breaks the pairing of calls and results is repaired once, in the log; returns a line for each repair.
+        """
+        return await travel.import_history(self._host, self._log, messages, source)
+
+    def export(self) -> AsyncIterator[bytes]:
+        """The whole session as JSON lines, for Runtime.import_session."""
+        return export_lines(self._host.world.store, self.uid)
 
     async def set_model(self, model: str | Model | None, *, settings: ModelSettings | None = None) -> None:
         """From the next turn on this model answers, with the whole history; None for the agent's own again."""
