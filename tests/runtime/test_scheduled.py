@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from perdure import Agent, Refused, Runtime
@@ -24,6 +26,8 @@ async def test_an_input_of_later_waits_without_a_driver_and_wakes_its_session(st
         session = await runtime.open(agent, id="x")
         await session._host.request(session._log, later("then", clock.now() + 3600))
         assert (await soon(session.run("now"))).output == "Now."
+        while await runtime.driver_of(session):
+            await asyncio.sleep(0.002)
         (row,) = [row async for row in runtime.sessions()]
         assert (row.status, row.owner, row.summary.wake_at) == ("idle", None, clock.now() + 3600)
         with pytest.raises(Refused, match="no open run"):
