@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,24 +13,27 @@ from perdure.core.actions import CallModel
 from perdure.core.codec import decode_json
 from perdure.core.errors import UsageError
 from perdure.core.events import Event, ModelFailed, ModelResponded, Noted
-from perdure.core.messages import AnswerPart, AssistantMessage, ToolCall, Usage, estimate_tokens
+from perdure.core.messages import AnswerPart, AssistantMessage, Text, ToolCall, Usage, UserMessage, estimate_tokens
 from perdure.core.specs import NextTurn, ToolSpec
 from perdure.core.state import RunState, SessionState
 from perdure.core.transcript import transcript
-from perdure.ports import Model, ModelRequest
+from perdure.ports import Model, ModelRequest, ModelResponse
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
+from perdure.runtime.flight import Flight
 from perdure.runtime.gates import traits_of
+from perdure.runtime.hook_phases import after_model, before_model
 from perdure.runtime.ladder import Answered, GaveUp, Ladder
+from perdure.runtime.plugins import Words
 from perdure.runtime.spill import READ_OUTPUT
-from perdure.runtime.waste import price_of
+from perdure.runtime.waste import Waste, price_of
 from perdure.runtime.world import schema_key
 
 PLAIN_TEXT = {"type": "string"}
 """The schema of `output=str`, by which a run asks for words although its agent has a type."""
 
 
-async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> Event:
+async def call_model(desk: Desk, flight: Flight, action: CallModel) -> Event:
     """One turn's answer, or the reason why there is none."""
     state = desk.log.state
     run = state.run
@@ -38,7 +41,16 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
         return ModelFailed("internal", "the run is over")
     try:
         models = turn_models(desk, run, action.model)
-        request = await _build_request(desk, state, run, action, max_tokens)
+        request = await _build_request(desk, state, run, action, flight.max_tokens)
+        if desk.hooks.before_model:
+            came = await before_model(desk, flight, action, request)
+            if isinstance(came, ModelFailed):
+                return came
+            if isinstance(came, ModelResponse):
+                return await _answered_here(desk, flight, request, came)
+            if came.model != request.model:
+                models = turn_models(desk, run, came.model)
+            request = came
     except Exception as error:  # noqa: BLE001 - instructions and resolvers are user code
         return ModelFailed("internal", describe(error))
     recourse = desk.binding.agent.on_model_error
@@ -51,7 +63,22 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
         return ModelFailed(
             came.kind, came.detail, wasted=wasted, cost_usd=came.waste.cost_usd if wasted.total else None
         )
+    if desk.hooks.after_model:
+        came = replace(came, response=await after_model(desk, flight, request, came.response))
     return _responded(desk, state, run, came)
+
+
+async def _answered_here(desk: Desk, flight: Flight, request: ModelRequest, own: ModelResponse) -> Event:
+    """A hook's own answer: no model was asked, so nothing was paid."""
+    state = desk.log.state
+    assert state.run is not None
+    own = own if own.usage is not None else replace(own, usage=Usage())
+    if desk.hooks.after_model:
+        own = await after_model(desk, flight, request, own)
+    waste = desk.waste = Waste()
+    model = turn_models(desk, state.run)[0]
+    event = _responded(desk, state, state.run, Answered(model, own, waste))
+    return replace(event, cost_usd=0.0) if not event.usage.total else event
 
 
 def turn_models(desk: Desk, run: RunState, override: str = "") -> tuple[Model, ...]:
@@ -65,20 +92,11 @@ def turn_models(desk: Desk, run: RunState, override: str = "") -> tuple[Model, .
 async def _build_request(
     desk: Desk, state: SessionState, run: RunState, action: CallModel, max_tokens: int | None
 ) -> ModelRequest:
-    instructions = desk.binding.agent.instructions
-    if not isinstance(instructions, str):
-        context: ToolContext[Any, Any] = ToolContext(
-            deps=desk.world.deps,
-            data=state.data,
-            session=state.id,
-            tenant=state.tenant,
-            run=run.run,
-            state=state,
-        )
-        text = instructions(context)
-        instructions = await text if inspect.isawaitable(text) else text
-        if not isinstance(instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
-            raise UsageError(f"The instructions returned {type(instructions).__name__}; they have to return text.")
+    instructions = desk.binding.spec.instructions
+    parts = desk.binding.parts
+    if parts.is_worded:
+        instructions = "\n\n".join(await _words(desk, state, run, parts.instructions))
+    context = await _words(desk, state, run, parts.context) if parts.context else ()
     wished = action.next.settings if action.next else None
     settings = run.settings.merged(wished).merged(action.settings)
     if max_tokens is not None and max_tokens != settings.max_tokens:
@@ -92,14 +110,40 @@ async def _build_request(
         None if run.output == PLAIN_TEXT else run.output,
         cache_key=state.uid,
         load=partial(desk.world.store.load_artifact, state.uid),
+        suffix=tuple([UserMessage((Text(text),)) for text in context]),
     )
 
 
+async def _words(desk: Desk, state: SessionState, run: RunState, given: Sequence[Words]) -> list[str]:
+    """Prompt parts as text; those that say nothing are left out."""
+    context: ToolContext[Any, Any] = ToolContext(
+        deps=desk.world.deps,
+        data=state.data,
+        session=state.id,
+        tenant=state.tenant,
+        run=run.run,
+        state=state,
+        shelf=desk.shelf,
+    )
+    texts: list[str] = []
+    for words in given:
+        text = words if isinstance(words, str) else words(context)
+        text = await text if inspect.isawaitable(text) else text
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+            raise UsageError(f"The instructions returned {type(text).__name__}; they have to return text.")
+        texts += [text] if text else []
+    return texts
+
+
 def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | None) -> tuple[ToolSpec, ...]:
-    """The agent's tools, those that a client declared for the run, and one for long results once there was one."""
-    tools = desk.binding.spec.tools
+    """The agent's tools, those that a client declared for the run, and one for long results once there was one.
+
+    What the policy denies in any case the model does not see.
+    """
+    policy = desk.binding.agent.policy
+    tools = desk.binding.offered
     if run.tools:
-        tools = (*tools, *run.tools)
+        tools = (*tools, *(tool for tool in run.tools if not policy.forbids(tool.name)))
     if state.has_spilled and all(tool.name != READ_OUTPUT for tool in tools):
         tools = (*tools, desk.binding.tools[READ_OUTPUT].spec)
     if next is None and not any(tool.hidden for tool in tools):
@@ -108,7 +152,7 @@ def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | N
     return tuple(tool for tool in tools if wanted.shows(tool))
 
 
-def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> Event:
+def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> ModelResponded:
     model, response = came.model, came.response
     message = AssistantMessage(number_calls(response.parts, state.calls), traits_of(model).provider)
     usage = _settle(run, state, response.usage, message)

@@ -11,6 +11,7 @@ from perdure.core.messages import JSON
 from perdure.ports import Clock, Connected, Model, Store
 from perdure.runtime.drafts import DraftTimer
 from perdure.runtime.gates import Gates
+from perdure.runtime.hooks import Hooks
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.schema import Codec
 from perdure.runtime.threads import DaemonThreads
@@ -20,7 +21,10 @@ KEPT_MODELS = 1000
 
 @dataclass
 class World:
-    """`models` and `outputs` hold what callers passed for single runs: the log has only their names."""
+    """`models` and `outputs` hold what callers passed for single runs: the log has only their names.
+
+    `scratch` holds, by tenant, the shared state keys that are not persistent.
+    """
 
     store: Store
     clock: Clock
@@ -29,9 +33,11 @@ class World:
     model_override: Model | None = None
     deps: Any = None
     middleware: tuple[Middleware, ...] = ()
+    hooks: tuple[Hooks, ...] = ()
     models: dict[str, Model] = field(default_factory=dict[str, Model])
     outputs: dict[str, Codec] = field(default_factory=dict[str, Codec])
     connected: dict[int, Connected] = field(default_factory=dict[int, Connected])
+    scratch: dict[str, dict[str, tuple[int, Any]]] = field(default_factory=dict[str, dict[str, tuple[int, Any]]])
     lent: int = 1
     gates: Gates = field(init=False)
     drafts: DraftTimer = field(init=False)
