@@ -13,7 +13,7 @@ from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Emit, Fact, Schedule, Stop, accepted, emitted, schedule, sent, stopped
 from perdure.runtime.hooks import Hook
 from perdure.runtime.moments import Moment
-from perdure.runtime.patience import Unanswered, answered, is_awaitable
+from perdure.runtime.patience import Rest, Unanswered, begun, finished, is_awaitable
 from perdure.runtime.wishes import Wishes
 
 Take: TypeAlias = Callable[[Hook, Any], bool]
@@ -29,9 +29,12 @@ class HookFailed(Exception):
 
 
 class Consultation:
-    """One phase's hooks, asked once. `after` are the facts that follow from it, for whoever commits them."""
+    """One phase's hooks, asked once. `after` are the facts that follow from it, for whoever commits them.
 
-    __slots__ = ("_after", "_desk", "_fails_open", "_give_up", "_moment", "_take")
+    `at` is the hook that is asked now.
+    """
+
+    __slots__ = ("_after", "_desk", "_fails_open", "_give_up", "_moment", "_take", "at")
 
     def __init__(
         self,
@@ -49,15 +52,16 @@ class Consultation:
         self._after = after
         self._fails_open = fails_open
         self._give_up = give_up
+        self.at = 0
 
     async def ask(self, hooks: Iterable[Hook]) -> Stop | None:
         """Asks in order; the Stop that one of them wants ends it. HookFailed where a gate fails."""
         moment = self._moment
-        for hook in hooks:
+        for self.at, hook in enumerate(hooks):
             try:
                 answer = hook.function(moment)
-                if answer is not None and is_awaitable(answer):
-                    answer = await answered(self._desk.world.clock, hook.timeout, answer, self._give_up)
+                if answer is not None and type(answer := begun(answer)) is Rest:
+                    answer = await finished(self._desk.world.clock, hook.timeout, answer, self._give_up)
                 if moment.wishes is not None:
                     await self._settle(hook, moment)
                 if answer is None:

@@ -97,7 +97,7 @@ class Driver:
         self._log.attach()
         self._log.listen(self._stir)
         if self._desk.hooks.observes:
-            self._observers = Observers(self._desk, self._note_all)
+            self._observers = Observers(self._desk, self._note_all, self._settle_down)
         try:
             self._facts += self._recover(self._log.state)
             await self._loop()
@@ -130,6 +130,8 @@ class Driver:
                 raise StaleEpoch("Another driver has resumed the run.")
             self._stirred = False
             change, starts = self._plan()
+            if starts:
+                await self._check_early(change, starts)
             if change.events:
                 if not await self._append(change):
                     continue
@@ -149,13 +151,34 @@ class Driver:
             self._arm()
             await self._wait()
 
+    async def _check_early(self, change: Change, starts: list[Flight]) -> None:
+        """Checks that are awaited begin before the commit, for nothing lasting happens in them.
+
+        What they come to at once shares the commit with what the model said.
+        """
+        while eager := [flight for flight in starts if self._may_check_early(flight.action)]:
+            for flight in eager:
+                starts.remove(flight)
+                self._launch(flight)
+            await asyncio.sleep(0)
+            planned, requests = self._planned
+            self._planned = (len(self._facts), requests)
+            self._add_facts(change, self._facts[planned:])
+            self._ask_rules(change, starts)
+
+    def _may_check_early(self, action: Action) -> bool:
+        """A call that listens shows how far it is: not before what it belongs to."""
+        if not isinstance(action, CheckCall):
+            return False
+        tool = self._binding.tools.get(action.name)
+        return tool is None or not tool.spec.listens
+
     def _plan(self) -> tuple[Change, list[Flight]]:
         """Facts first, then whatever the rules ask for, until they ask for nothing that can be done at once."""
         change = Change(self._log.state)
         # What is noted while we plan belongs to the next plan.
         self._planned = (len(self._facts), len(self._requests))
-        for fact in self._facts:
-            change.add(fact(change.after) if callable(fact) else (fact,))
+        self._add_facts(change, self._facts)
         for command in self._requests:
             change.add(accepted(change.after, command))
         starts: list[Flight] = []
@@ -163,6 +186,10 @@ class Driver:
             self._add_due(change)
         self._ask_rules(change, starts)
         return change, starts
+
+    def _add_facts(self, change: Change, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            change.add(fact(change.after) if callable(fact) else (fact,))
 
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
         checking: set[int] = set()
@@ -349,6 +376,11 @@ class Driver:
     def _note_all(self, facts: Sequence[Fact]) -> None:
         self._facts += facts
         self._stir()
+
+    def _settle_down(self) -> None:
+        """Nobody but the observers was waited for, perhaps: then the session can be released."""
+        if not self._flights:
+            self._stir()
 
     def _request(self, command: Command) -> None:
         self._requests.append(command)

@@ -145,7 +145,7 @@ class Gate:
 
     def take(self, hook: Hook, item: Any) -> bool:
         said: tuple[Any, ...] = cast("tuple[Any, ...]", item) if isinstance(item, tuple) else (item,)
-        if len(said) > 2 or said[0] not in GRADES:
+        if not 1 <= len(said) <= 2 or said[0] not in GRADES:
             raise UsageError(f"it returned {item!r}; a tool_gate says 'allow', 'ask' or 'deny', or one with a reason")
         verdict: Severity = said[0]
         if GRADES.index(verdict) > GRADES.index(self.said.verdict):
@@ -178,7 +178,7 @@ def judge_gates_now(desk: Desk, moment: CallMoment, said: Judgement, after: list
     """The same without waiting; None where a gate has to be awaited."""
     if said.verdict == "deny":
         return said
-    if any(hook.is_async for hook in desk.hooks.tool_gate):
+    if "tool_gate" in desk.hooks.awaited:
         return None
     gate = Gate(moment, said)
     try:

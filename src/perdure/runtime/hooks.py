@@ -93,8 +93,9 @@ class Hook(msgspec.Struct, frozen=True, eq=False):
 
 
 class HookSet(msgspec.Struct, frozen=True, eq=False):
-    """The functions of each phase, in order."""
+    """The functions of each phase, in order; `awaited` are the phases in which one of them is async."""
 
+    awaited: frozenset[str] = frozenset()
     session_start: tuple[Hook, ...] = ()
     session_end: tuple[Hook, ...] = ()
     input: tuple[Hook, ...] = ()
@@ -130,7 +131,8 @@ def gather_hooks(given: Sequence[tuple[str, Sequence[Hooks]]]) -> HookSet:
                 if function is not None:
                     name = _name(owner, function, [hook.name for hook in phases[phase]])
                     phases[phase].append(Hook(name, phase, function, hooks.timeout, _is_async(function)))
-    return HookSet(**{phase: tuple(found) for phase, found in phases.items()})
+    awaited = frozenset(phase for phase, found in phases.items() if any(hook.is_async for hook in found))
+    return HookSet(awaited, **{phase: tuple(found) for phase, found in phases.items()})
 
 
 def _name(owner: str, function: object, taken: list[str]) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+
+from msgspec.structs import replace
 
 from perdure.core.events import CallEnded, Event, ModelCalled, ModelFailed, Noted, RunEnded, RunStarted
 from perdure.core.messages import Text
@@ -32,11 +33,14 @@ Told = tuple[tuple[Hook, ...], Moment]
 
 
 class Observers:
-    """Those of one driver. `note` takes what they want committed; it stirs the driver."""
+    """Those of one driver. `note` takes what they want committed, `through` hears when all have been told."""
 
-    def __init__(self, desk: Desk, note: Callable[[Sequence[Fact]], None]) -> None:
+    def __init__(self, desk: Desk, note: Callable[[Sequence[Fact]], None], through: Callable[[], None]) -> None:
         self._desk = desk
         self._note = note
+        self._through = through
+        self._asked: Consultation | None = None
+        self._after: list[Fact] = []
         self._hooks = desk.hooks
         self._queue: deque[Told] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -97,7 +101,7 @@ class Observers:
         """Functions that are not async need no task; False if one turns out to."""
         while self._queue:
             hooks, moment = self._queue[0]
-            if any(hook.is_async for hook in hooks):
+            if hooks[0].phase in self._hooks.awaited:
                 return False
             after: list[Fact] = []
             if Consultation(self._desk, moment, refuse, after, fails_open=True).ask_now(hooks) is False:
@@ -113,21 +117,24 @@ class Observers:
     async def _run(self) -> None:
         while self._queue:
             hooks, moment = self._queue[0]
-            for at, hook in enumerate(hooks):
-                after: list[Fact] = []
-                give_up = partial(self._leave, hooks[at + 1 :], moment, hook)
-                asked = Consultation(self._desk, moment, refuse, after, fails_open=True, give_up=give_up)
-                await asked.ask((hook,))
-                if after:
-                    self._note(after)
+            after: list[Fact] = []
+            asked = Consultation(self._desk, moment, refuse, after, fails_open=True, give_up=self._leave)
+            self._asked, self._after = asked, after
+            await asked.ask(hooks)
             self._queue.popleft()
+            if after:
+                self._note(after)
         self._task = None
-        self._note(())
+        self._through()
 
-    def _leave(self, rest: tuple[Hook, ...], moment: Moment, hook: Hook, reason: str) -> None:
+    def _leave(self, reason: str) -> None:
         """Leaves one behind that neither answers nor ends, and goes on with the others."""
-        self._note((Noted("hook_failed", {"hook": hook.name, "phase": hook.phase, "detail": reason}),))
-        self._queue[0] = (rest, moment)
+        hooks, moment = self._queue[0]
+        at = self._asked.at if self._asked else 0
+        late = hooks[at]
+        failed = Noted("hook_failed", {"hook": late.name, "phase": late.phase, "detail": reason})
+        self._note((*self._after, failed))
+        self._queue[0] = (hooks[at + 1 :], replace(moment, wishes=None))
         self._start()
 
 

@@ -17,7 +17,7 @@ from perdure.runtime.flight import Flight
 from perdure.runtime.guardrails import Guardrail
 from perdure.runtime.media import clean_text
 from perdure.runtime.moments import AnswerMoment, InputMoment, Moment
-from perdure.runtime.patience import Unanswered, answered, is_awaitable
+from perdure.runtime.patience import Rest, Unanswered, begun, finished
 
 
 async def vet_words(desk: Desk, flight: Flight, event: InputChanged) -> InputChanged:
@@ -57,8 +57,8 @@ async def _ask(
         name = guard.called(function)
         try:
             verdict = function(moment)
-            if is_awaitable(verdict):
-                verdict = await answered(desk.world.clock, guard.timeout, verdict, flight.give_up)
+            if isinstance(verdict := begun(verdict), Rest):
+                verdict = await finished(desk.world.clock, guard.timeout, verdict, flight.give_up)
             if verdict is None or verdict is True:
                 continue
             if verdict is False:
