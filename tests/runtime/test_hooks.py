@@ -10,19 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from perdure import Agent, Limits, ModelSettings, Policy, Runtime, Session, ToolContext, ToolError, UsageError, tool
+from perdure import Agent, Limits, ModelSettings, Policy, Runtime, Session, ToolError, UsageError, tool
 from perdure.core.events import HistoryCompacted, InputChanged, StateChanged
 from perdure.core.messages import Text, Usage
 from perdure.core.specs import Window
 from perdure.events import (
     CallChecked,
-    CallEnded,
     CallStarted,
-    ModelCalled,
-    ModelFailed,
     ModelResponded,
     Noted,
-    RunEnded,
     RunStarted,
 )
 from perdure.plugins import Block, Emit, Hooks, Overrides, Result, Schedule, StateKey, Stop
@@ -30,7 +26,7 @@ from perdure.ports import ModelResponse, Store
 from perdure.runtime.hooks import PHASES
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock, ScriptedModel, call
-from tests.runtime.scenes import check_store, events, kinds, said, seen, soon, told, turned, until
+from tests.runtime.scenes import check_store, events, said, soon, told, turned, until
 
 FIELDS = [field.name for field in dataclasses.fields(Hooks) if field.name != "timeout"]
 SEEN = StateKey("seen", int, default=0, reducer=lambda one, other: one + other)
@@ -187,7 +183,7 @@ async def answer_of(hooks: Hooks, *, store: Store | None = None, script: Any = N
 
 
 async def test_input_may_change_the_words(memory: Store) -> None:
-    _, session = await answer_of(Hooks(input=lambda moment: f"{moment.text}, please"), store=memory)
+    await answer_of(Hooks(input=lambda moment: f"{moment.text}, please"), store=memory)
     async with Runtime(memory, engine=None) as runtime:
         assert await said(await runtime.session("x")) == ["go, please"]
         assert len(await events(await runtime.session("x"), InputChanged, vetted=True)) == 1
@@ -358,7 +354,7 @@ async def test_after_tool_may_change_the_result(memory: Store) -> None:
 
 async def test_compaction_may_be_answered_by_a_hook(memory: Store) -> None:
     agent = everything(hooks=[Hooks(compaction=lambda moment: f"{len(moment.messages)} messages, in short")])
-    session, _ = await lived(agent, memory)
+    await lived(agent, memory)
     async with Runtime(memory, engine=None) as runtime:
         compacted = [event for event in await events(await runtime.session("x"), HistoryCompacted) if not event.error]
         assert compacted
@@ -417,7 +413,7 @@ async def test_each_may_stop_the_run_and_says_who_it_was(memory: Store, phase: s
         return Stop("closing time")
 
     agent = everything(hooks=[Hooks(**{phase: closing})])
-    session, result = await lived(agent, memory)
+    _, result = await lived(agent, memory)
     assert result.reason == "stopped", result
     assert "hook clerk:closing" in result.detail
     assert "closing time" in result.detail
@@ -462,7 +458,7 @@ async def test_a_hook_sees_what_was_set_before_it(memory: Store) -> None:
 
     hooks = [Hooks(turn_start=first), Hooks(turn_end=lambda moment: found.append(moment.get(last)))]
     agent = Agent(name="clerk", model=ScriptedModel(["Done."]), hooks=hooks)
-    session, _ = await lived(agent, memory)
+    await lived(agent, memory)
     assert found == ["first", "first"]
     async with Runtime(memory, engine=None) as runtime:
         (change,) = await events(await runtime.session("x"), StateChanged)

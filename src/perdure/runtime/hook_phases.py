@@ -228,12 +228,13 @@ async def after_tool(
     moment = ResultMoment(
         desk.place, desk.log.state, None, action.call, action.name, values, ended.outcome, ended.parts
     )
-    artifacts = Artifacts(desk.world.store, desk.log.uid)
+    artifacts: list[Artifacts] = []
 
     def take(hook: Hook, item: Any) -> bool:
         match item:
             case Result(value=value):
-                moment.parts = result_parts(value, artifacts)
+                artifacts.append(Artifacts(desk.world.store, desk.log.uid))
+                moment.parts = result_parts(value, artifacts[-1])
             case str():
                 moment.parts = (Text(clean_text(item)),)
             case Text() | Media():
@@ -244,7 +245,8 @@ async def after_tool(
 
     asked = Consultation(desk, moment, take, flight.after, fails_open=True, give_up=flight.give_up)
     await asked.ask(desk.hooks.after_tool)
-    await artifacts.flush()
+    for kept in artifacts:
+        await kept.flush()
     return ended if moment.parts is ended.parts else replace(ended, parts=moment.parts)
 
 

@@ -29,6 +29,8 @@ from perdure.runtime.world import World
 FAILURES = ("error", "timeout", "unknown")
 NO_FAILURES = ("limit", "stopped", "rejected", "blocked")
 
+HEARD_OF = frozenset((ModelCalled, CallEnded, ModelFailed, RunStarted, RunEnded))
+
 Told = tuple[tuple[Hook, ...], Moment]
 
 
@@ -50,6 +52,8 @@ class Observers:
     def see(self, events: Iterable[Event], before: SessionState) -> None:
         """What was just committed, behind the state `before`."""
         for event in events:
+            if type(event) not in HEARD_OF:
+                continue
             match event:
                 case ModelCalled(turn=turn, attempt=1):
                     self._end_turn()
