@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks import append, footprint, fork, http_clients, rounds, turns
+from benchmarks import append, footprint, fork, http_clients, long_life, rounds, turns
 
 
 async def main() -> None:
     await turns.main(400)
     await footprint.main()
+    await long_life.main()
     await append.main()
     await fork.main()
     await http_clients.main()

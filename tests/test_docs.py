@@ -16,6 +16,7 @@ EXAMPLES = [
     pytest.param(block, id=f"{page.name}-{number}")
     for page in (
         ROOT / "README.md",
+        ROOT / "docs" / "context.md",
         ROOT / "docs" / "guide.md",
         ROOT / "docs" / "models.md",
         ROOT / "docs" / "tools.md",

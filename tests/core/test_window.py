@@ -23,9 +23,8 @@ from perdure.core.events import (
     RunStarted,
 )
 from perdure.core.fold import evolve, fold
-from perdure.core.history import UNRELATED_AFTER
 from perdure.core.messages import AssistantMessage, Media, Text, ToolCall, ToolMessage, Usage, UserMessage
-from perdure.core.rules import next_actions
+from perdure.core.rules import COMPACTION_PAUSE, next_actions
 from perdure.core.specs import Guards, ToolSpec, Window
 from perdure.core.state import SessionState
 from perdure.core.transcript import FullHistory, unpaired
@@ -327,8 +326,12 @@ def test_at_most_three_in_a_row() -> None:
             state = evolve(state, event)
     assert due(state) == ["CallModel"]
     assert state.run is not None
-    later = replace(state, run=replace(state.run, turn=state.run.compacted_at + UNRELATED_AFTER))
+    later = replace(state, run=replace(state.run, turn=state.run.compacted_at + COMPACTION_PAUSE))
     assert due(later) == ["CompactHistory False"], "ten turns later it is not in a row any more"
+    again = evolve(later, HistoryCompacted(later.view, "threshold", error="no"))
+    assert again.run is not None
+    soon = replace(again, run=replace(again.run, turn=later.run.turn + COMPACTION_PAUSE))  # pyright: ignore
+    assert due(soon) == ["CallModel"], "one that fails again and again is tried less and less often"
 
 
 def overflowing(**window: Any) -> SessionState:

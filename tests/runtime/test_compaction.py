@@ -31,7 +31,7 @@ from perdure.core.specs import Window
 from perdure.core.transcript import unpaired
 from perdure.core.window import SUMMARY
 from perdure.events import ModelCalled, ModelResponded, Noted, RunEnded
-from perdure.ports import ModelRequest, ModelResponse, Store
+from perdure.ports import ModelRequest, ModelResponse, Record, Store
 from perdure.runtime.compaction import PROMPT, Compaction, ToCompact
 from perdure.runtime.perform_compaction import LONGEST_COMPACTION, NO_PROGRESS, NO_ROOM
 from perdure.runtime.tokens import tokenizer
@@ -667,6 +667,31 @@ async def test_a_session_is_compacted_while_its_run_waits_and_the_open_call_stay
         assert (await soon(session.resume())).reason == "completed"
 
 
+async def test_a_session_is_compacted_while_its_run_is_under_way(memory: Store) -> None:
+    entered, release = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def wait(number: int) -> str:
+        entered.set()
+        await release.wait()
+        return "waited"
+
+    model = Worker(8, ask=lambda turn: call("wait", number=7) if turn == 7 else call("work", text=str(turn)))
+    agent = worker(window=Window(keep_last=2), model=uncounted(model), tools=[work, wait], compaction=dropping())
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        run = await session.start("go")
+        await soon(entered.wait())
+        compacted = await session.compact()
+        assert compacted is not None
+        assert compacted.error == ""
+        release.set()
+        assert (await soon(run)).reason == "completed"
+        assert unpaired(session.state.history) == []
+        assert len(model.seen[-1]) < len(model.seen[5])
+        assert (await session.history(full=True))[0] == UserMessage((Text("go"),))
+
+
 async def test_a_compaction_made_for_an_old_view_changes_nothing(memory: Store) -> None:
     entered, release = asyncio.Event(), asyncio.Event()
 
@@ -696,6 +721,50 @@ async def test_who_does_not_know_the_agent_cannot_compact(store: str | Store) ->
     async with Runtime(store, engine=None) as runtime:
         with pytest.raises(UsageError, match="agents="):
             await (await runtime.session("x")).compact()
+
+
+# A long life
+
+
+async def test_a_thousand_turns_cost_as_much_at_the_end_as_at_the_beginning(memory: Store) -> None:
+    model = Worker(1_000)
+    agent = worker(
+        window=Window(tokens=6_000), model=uncounted(model), compaction=Compaction(compactor=lambda _: "Fine.")
+    )
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await done(session)
+        sizes: list[int] = []
+        for record in await session.records():
+            sizes += [0] if isinstance(record.event, ModelCalled) else []
+            if sizes:
+                sizes[-1] += len(encode_event(record.event))
+        assert len(sizes) == 1_001
+        assert sum(sizes[-201:-1]) < 1.1 * sum(sizes[:200])
+        assert max(map(len, model.seen)) < 100
+        assert {item.error for item in await session.compactions()} == {""}
+        assert len(await session.history(full=True)) == 2_002
+
+
+async def test_a_long_log_is_folded_in_pages(store: str | Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = worker(8, compaction=dropping())
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        await done(session)
+        state, head = session.state, session.state.seq
+    for page in (1, 7, head, head + 1):
+        monkeypatch.setattr("perdure.runtime.log.PAGE", page)
+        monkeypatch.setattr("perdure.runtime.session.PAGE", page)
+        async with Runtime(store, engine=None) as runtime:
+            again = await runtime.session("x")
+            assert again.state == state
+            seqs: list[int] = []
+            async for item in again.stream():
+                seqs.append(item.seq if isinstance(item, Record) else 0)
+                if seqs[-1] == head:
+                    break
+            assert seqs == list(range(1, head + 1))
+            assert len(await again.history(full=True)) == 18
 
 
 # The ledger

@@ -124,6 +124,8 @@ def _with_fact(run: RunState | None, event: CallFact) -> RunState | None:
 
 
 def _with(calls: tuple[Call, ...], event: CallFact) -> tuple[Call, ...]:
+    if len(calls) == 1 and calls[0].ordinal == event.call:
+        return (evolve_call(calls[0], event),)
     return tuple([evolve_call(c, event) if c.ordinal == event.call else c for c in calls])
 
 
@@ -387,8 +389,9 @@ def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
         circles = after_results(run.circles, was_cut=was_cut)
         limit = state.spec.tool_errors.in_a_row if state.spec else None
         grace = grace_of(circles, limit, run.turn)
-        hidden = run.next.joined(NextTurn(hide=(grace.tool,))) if grace and grace is not circles.grace else run.next
-        state = replace(state, run=replace(run, circles=replace(circles, grace=grace), next=hidden))
+        if circles is not run.circles or grace is not circles.grace:
+            hidden = run.next.joined(NextTurn(hide=(grace.tool,))) if grace and grace is not circles.grace else run.next
+            state = replace(state, run=replace(run, circles=replace(circles, grace=grace), next=hidden))
     results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
     message = ToolMessage(results)
     tokens = estimate_message(message)

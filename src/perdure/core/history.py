@@ -19,8 +19,6 @@ MEANINGFUL_TOKENS = 200
 """Smaller requests say little about how a provider counts."""
 ENOUGH = 0.8
 """Of what makes a compaction due: a view that is longer is compacted again at once, so it counts as another try."""
-UNRELATED_AFTER = 10
-"""Turns after which a compaction is not one more in a row."""
 
 
 def pin_agent(state: SessionState, digest: str, spec: AgentSpec) -> SessionState:
@@ -74,13 +72,12 @@ def _after_compaction(state: SessionState, event: HistoryCompacted, before: int,
     is_over = has_overflowed and helped
     is_urgent = has_overflowed or event.cause == "overflow"
     is_enough = helped and not is_urgent and has_room(state, run, state.context_tokens)
-    is_in_a_row = run.turn < run.compacted_at + UNRELATED_AFTER
     # One that was made beside the run must not cost an overflow its own try.
     is_in_vain = not helped and (event.cause == "overflow" or not has_overflowed)
     run = replace(
         run,
         tokens_saved=run.tokens_saved + before - state.context_tokens,
-        compactions=0 if is_enough else (run.compactions if is_in_a_row else 0) + 1,
+        compactions=0 if is_enough else run.compactions + 1,
         compacted_at=run.turn,
         compacted_in_vain=run.turn + 1 if is_in_vain else run.compacted_in_vain,
         failure=None if is_over else run.failure,

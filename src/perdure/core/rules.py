@@ -29,7 +29,6 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.guards import tripped
-from perdure.core.history import UNRELATED_AFTER
 from perdure.core.messages import Text
 from perdure.core.outcomes import end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards, NextTurn
@@ -39,6 +38,8 @@ from perdure.core.stops import held
 MAX_REPAIRS = 2
 MAX_REJECTIONS = 8
 MAX_COMPACTIONS = 3
+COMPACTION_PAUSE = 10
+"""Turns, and more each time: so long nobody tries again after three in a row that did not help enough."""
 FULL = 0.95
 """Of the window: from here on there is no room to go on while it is compacted."""
 NOTHING_WANTED = NextTurn()
@@ -118,8 +119,8 @@ def _has_overflowed(run: RunState) -> bool:
 
 def _may_compact(state: SessionState, run: RunState) -> bool:
     is_on = state.spec is None or state.spec.window.is_on
-    is_allowed = run.compactions < MAX_COMPACTIONS or run.turn >= run.compacted_at + UNRELATED_AFTER
-    return is_on and is_allowed and run.compacted_in_vain <= run.turn
+    pause = COMPACTION_PAUSE * max(0, run.compactions + 1 - MAX_COMPACTIONS)
+    return is_on and run.turn >= run.compacted_at + pause and run.compacted_in_vain <= run.turn
 
 
 def _compaction(state: SessionState, run: RunState) -> CompactHistory | None:
