@@ -81,6 +81,7 @@ class Driver:
         self._flights: dict[int, Flight] = {}
         self._facts: list[Event] = []
         self._requests: list[Command] = []
+        self._asked_end: RunEnded | None = None
         self._wakeup: asyncio.Future[None] | None = None
         self._stirred = False
         self._leaving = False
@@ -142,7 +143,11 @@ class Driver:
     def _plan(self) -> tuple[Change, list[Flight]]:
         """Facts first, then whatever the rules ask for, until they ask for nothing that can be done at once."""
         change = Change(self._log.state)
-        change.add(self._facts)
+        for fact in self._facts[:]:
+            if isinstance(fact, RunEnded) and not _still_ends(change.after, self._asked_end):
+                self._facts.remove(fact)
+            else:
+                change.add((fact,))
         for command in self._requests:
             change.add(_accepted(change.after, command))
         starts: list[Flight] = []
@@ -369,6 +374,8 @@ class Driver:
         if flight.timer is not None:
             flight.timer.cancel()
         del self._flights[slot_of(flight.action)]
+        if isinstance(flight.action, EndRun):
+            self._asked_end = flight.action.end
         if isinstance(event, CallEnded | ModelResponded | ModelFailed):
             now = self._world.clock.monotonic()
             event = replace(event, seconds=round(now - self._lap_from, 6))
@@ -466,6 +473,11 @@ class Driver:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+
+
+def _still_ends(state: SessionState, end: RunEnded | None) -> bool:
+    """Whether a run wants the end that somebody was asked about: an input or a stop may have come meanwhile."""
+    return end is not None and AppendEvents((end,)) in next_actions(state)
 
 
 def _accepted(state: SessionState, command: Command) -> tuple[Event, ...]:
