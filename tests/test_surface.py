@@ -54,7 +54,11 @@ KINDS = [
     "CallEnded",
     "CallStarted",
     "CallSuspended",
+    "HistoryCompacted",
+    "HistoryCut",
+    "HistoryImported",
     "InputAccepted",
+    "InputChanged",
     "ModelCalled",
     "ModelFailed",
     "ModelResponded",
@@ -64,6 +68,7 @@ KINDS = [
     "RunStarted",
     "SessionOpened",
     "SettingsChanged",
+    "StateChanged",
     "StopRequested",
 ]
 

@@ -9,7 +9,11 @@ from perdure.core.events import (
     CallStarted,
     CallSuspended,
     Event,
+    HistoryCompacted,
+    HistoryCut,
+    HistoryImported,
     InputAccepted,
+    InputChanged,
     ModelCalled,
     ModelFailed,
     ModelResponded,
@@ -19,6 +23,7 @@ from perdure.core.events import (
     RunStarted,
     SessionOpened,
     SettingsChanged,
+    StateChanged,
     StopRequested,
 )
 
@@ -31,7 +36,11 @@ __all__ = [
     "CallStarted",
     "CallSuspended",
     "Event",
+    "HistoryCompacted",
+    "HistoryCut",
+    "HistoryImported",
     "InputAccepted",
+    "InputChanged",
     "ModelCalled",
     "ModelFailed",
     "ModelResponded",
@@ -41,5 +50,6 @@ __all__ = [
     "RunStarted",
     "SessionOpened",
     "SettingsChanged",
+    "StateChanged",
     "StopRequested",
 ]

@@ -33,12 +33,16 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What a first append says of its session. `base`: the uid whose first `expect` records are this fork's past."""
+    """What a first append says of its session. `base`: the uid whose first `expect` records are this fork's past.
+
+    `epoch`: the next driver's is above it, because a log that was imported names epochs of its own.
+    """
 
     tenant: str
     id: str
     metadata: dict[str, str]
     base: str | None = None
+    epoch: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -173,8 +177,8 @@ LoadArtifact: TypeAlias = Callable[[str], Awaitable[bytes]]
 class ModelRequest(msgspec.Struct, frozen=True):
     """One question to a model. `messages` is a view that grows with the session: read it, never copy it per turn.
 
-    `suffix` stands behind them for this request alone. `prefix` is the beginning of the answer, to be continued.
-    `cache_key` is the same for requests that share a beginning. `load` fetches the bytes of an artifact.
+    `preface` and `suffix` stand around them for this request alone. `prefix` is the beginning of the answer, to be
+    continued. `cache_key` is the same for requests that share a beginning. `load` fetches the bytes of an artifact.
     """
 
     model: str
@@ -184,6 +188,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     settings: ModelSettings = ModelSettings()
     output: JSON = None
     prefix: tuple[AnswerPart, ...] = ()
+    preface: tuple[Message, ...] = ()
     suffix: tuple[Message, ...] = ()
     cache_key: str = ""
     load: LoadArtifact | None = None

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
@@ -23,6 +23,7 @@ from perdure.runtime.middleware import Middleware
 from perdure.runtime.results import RunResult
 from perdure.runtime.session import Session
 from perdure.runtime.threads import DaemonThreads
+from perdure.runtime.transfer import import_exported, read_lines
 from perdure.runtime.world import World
 
 if TYPE_CHECKING:
@@ -205,6 +206,17 @@ class Runtime:
         session: Session[Any] = Session(self._host, log)
         await session.decide(pending, decision, **answer)
         return session
+
+    async def import_session(
+        self, lines: Iterable[bytes], *, id: str | None = None, tenant: str | None = None
+    ) -> Session[Any]:
+        """A session that was exported; under its own id if that is free, or as a new one under another.
+
+        All of it is checked before any of it is written.
+        """
+        world = self._host.world
+        uid = await import_exported(world.store, world.clock, read_lines(lines), _checked_id(id), tenant)
+        return Session(self._host, await self._host.load(uid))
 
     async def driver_of(self, session: Session[Any]) -> str | None:
         """The living process that drives a session now, if any."""

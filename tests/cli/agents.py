@@ -10,7 +10,9 @@ from pathlib import Path
 
 from perdure import Agent, Limits, ModelError, Policy, ToolContext, ToolError, tool
 from perdure.core.messages import AssistantMessage
+from perdure.core.specs import Window
 from perdure.ports import ModelRequest
+from perdure.runtime.compaction import PROMPT
 from perdure.runtime.wishes import Prepared
 from perdure.testing import Reply, ScriptedModel, call
 from perdure.testing.replies import Answer
@@ -102,6 +104,13 @@ clerk = Agent(
 )
 
 greeter = Agent(name="greeter", model=ScriptedModel(lambda request: "**Hello** there."))
+
+
+def talk(request: ModelRequest) -> Answer:
+    return "They talked." if request.instructions == PROMPT else "words " * 200
+
+
+talker = Agent(name="talker", model=ScriptedModel(talk, cost=price), window=Window(keep_last=2))
 
 slow = Agent(name="slow", tools=[wait], model=ScriptedModel([[call("wait", seconds=30)], "done", "done again"]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import resource
 import subprocess
 import time
@@ -26,11 +27,20 @@ COMMANDS = [
     ("decide",),
     ("stop",),
     ("cancel",),
+    ("replay",),
     ("sessions", "list"),
     ("sessions", "show"),
     ("sessions", "records"),
     ("sessions", "audit"),
+    ("sessions", "compact"),
     ("sessions", "fork"),
+    ("sessions", "rewind"),
+    ("sessions", "tag"),
+    ("sessions", "rename"),
+    ("sessions", "compare"),
+    ("sessions", "export"),
+    ("sessions", "import"),
+    ("sessions", "golden"),
     ("sessions", "delete"),
     ("model", "pull"),
     ("model", "list"),
@@ -115,6 +125,22 @@ def test_the_same_key_goes_on_with_what_a_dead_process_left(perdure: Command) ->
         until(lambda: perdure.ledger().count("wait") == times)  # noqa: B023 - called before times changes
         killed.kill()
         killed.communicate()
+
+
+def test_a_session_is_compacted(perdure: Command) -> None:
+    for words in ("one", "two", "three"):
+        perdure("run", words, *agent("talker"), "--session", "long")
+    said = perdure("sessions", "compact", "long", *agent("talker"))
+    assert re.fullmatch(
+        r"long: compacted \(request\): [\d,]+ → \d+ tokens · 4 messages behind a summary · \$0.0015 · scripted\.\n",
+        said,
+    )
+    assert perdure("sessions", "compact", "long", *agent("talker")) == "long: there is nothing to leave out.\n"
+    assert perdure.objects("sessions", "compact", "long", *agent("talker")) == [{"session": "long", "compacted": None}]
+    in_order(perdure("sessions", "show", "long"), "▸ three", "● completed", "≡ compacted (request): ")
+    assert "long" in perdure("sessions", "audit", "long")
+    refused = perdure.call("sessions", "compact", "long", code=2).stderr
+    assert refused.startswith("perdure: Session 'long' belongs to the agent 'talker'; give its code with --agent")
 
 
 def test_flags_answer_approvals(perdure: Command) -> None:

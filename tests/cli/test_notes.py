@@ -35,6 +35,10 @@ TURN = {"turn": 1, "model": "a:b"}
             "nobody knows the price of a:b: the limit of $2.00 does not hold",
         ),
         (Noted("hook_failed", {"hook": "on_model_error", "detail": "boom"}), "on_model_error failed: boom"),
+        (
+            Noted("agent_changed", {"run": 1, "changes": ["the tool pay is gone", "it has another model"]}),
+            "the agent has changed since this run began: the tool pay is gone; it has another model",
+        ),
         (Noted("tag", {"x": 1}), 'tag {"x":1}'),
     ],
 )

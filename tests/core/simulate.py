@@ -361,7 +361,7 @@ class Simulation:
         assert spec is not None
         spent: dict[str, Any] = {"usage": Usage(random.randrange(9), 3), "cost_usd": random.choice((None, 0.01))}
         found = find_range(state.history, spec.window.keep_first, spec.window.keep_last)
-        pruned = superseded(state.history, spec, spec.window.keep_last) if random.random() < 0.5 else ()
+        pruned = superseded(state, 0, spec.window.keep_last) if random.random() < 0.5 else ()
         if random.random() < 0.2 or not (found or pruned):
             return HistoryCompacted(action.view, action.cause, error="no summary", **spent)
         if found is None:

@@ -299,13 +299,13 @@ async def test_time_in_a_dead_process_does_not_count(store: str | Store) -> None
     [
         (Limits(turns=2, at_limit="answer"), "turns"),
         (Limits(calls=1, at_limit="answer"), "calls"),
-        (Limits(tokens=120, at_limit="answer"), "tokens"),
+        (Limits(tokens=200, at_limit="answer"), "tokens"),
         (Limits(cost_usd=0.01, at_limit="answer"), "cost_usd"),
     ],
 )
 async def test_at_the_limit_one_answer_without_tools(memory: Store, limits: Limits, limit: str) -> None:
     def answer(request: ModelRequest) -> Any:
-        return [call("look")] if request.tools else "That is all I have."
+        return [call("look", what=str(len(request.messages)))] if request.tools else "That is all I have."
 
     model = ScriptedModel(answer, cost=price)
     agent = busy(limits, model=model)

@@ -36,6 +36,16 @@ def pending_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     return _look(ctx, read)
 
 
+def tag_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The tags of the session that was named before."""
+
+    async def read(runtime: Runtime) -> list[str]:
+        session = await runtime.session(ctx.params.get("id") or "", tenant=ctx.params.get("tenant") or "")
+        return [name for name in await session.tags() if name.startswith(incomplete)]
+
+    return _look(ctx, read)
+
+
 def model_names(incomplete: str) -> list[str]:
     from perdure.models.weights import CATALOGUE
 

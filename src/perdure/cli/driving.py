@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from perdure.cli.agents import load_agent
+from perdure.cli.agents import ASSISTANT, load_agent
 from perdure.cli.terminal import patience, store_url
 from perdure.cli.words import shell
-from perdure.core.errors import Refused
+from perdure.core.errors import Refused, UsageError
 from perdure.ports import Clock
 from perdure.runtime.agent import Agent
 from perdure.runtime.clock import SystemClock
@@ -38,6 +38,17 @@ class Given(msgspec.Struct, frozen=True):
     def resume(self, session: str) -> str:
         """The command that goes on with a session, here or in another terminal."""
         return shell("resume", session, agent=self.agent, model=self.model, store=self.store, tenant=self.tenant)
+
+
+def check_agent(session: str, agent: str, given: Given, loaded: str | None = None) -> None:
+    """The session's own agent has to be given: before its code is loaded, and after it."""
+    if loaded is None:
+        if given.agent is None and agent != ASSISTANT:
+            raise UsageError(
+                f"Session {session!r} belongs to the agent {agent!r}; give its code with --agent FILE.py:NAME."
+            )
+    elif loaded != agent:
+        raise UsageError(f"Session {session!r} belongs to the agent {agent!r}, not to {loaded!r}.")
 
 
 class SoloEngine:

@@ -10,18 +10,22 @@ from perdure.cli.remote import beside, find, how_to_decide, how_to_resume
 from perdure.cli.screen import Screen, open_screen
 from perdure.cli.terminal import patience, print_json
 from perdure.cli.timeline import MARGIN, Timeline
-from perdure.cli.words import count, show_spent, visible
+from perdure.cli.words import count, shorten, show_spent, visible
 from perdure.core.codec import encode_event
 from perdure.core.errors import UsageError
-from perdure.core.views import Status, summarise
+from perdure.core.state import SessionState
+from perdure.core.transcript import transcript
+from perdure.core.views import Status, pending_of, summarise
 from perdure.ports import Record, SessionRow
 from perdure.runtime.session import Session
 from perdure.wiring import Runtime
 
 PAGE = 500
 NARROW = 60
-COLUMNS = {"session": 0, "status": 0, "agent": 50, "records": 60, "changed": 72, "tenant": 72}
+COLUMNS = {"session": 0, "status": 0, "agent": 50, "records": 60, "changed": 72, "tenant": 72, "title": 72}
 """Each with the width that a terminal needs to show it."""
+
+LONGEST_TITLE = 40
 
 STATUS_STYLES = {"idle": "green", "running": "cyan", "waiting": "bold yellow"}
 
@@ -67,34 +71,50 @@ def _cells(row: SessionRow) -> dict[str, str]:
         "records": f"{row.head:,}",
         "changed": f"{datetime.fromtimestamp(row.updated_at):%Y-%m-%d %H:%M}",
         "tenant": visible(row.tenant),
+        "title": shorten(row.summary.title, LONGEST_TITLE),
     }
 
 
-async def show_session(id: str, store: str | None, tenant: str, *, json: bool) -> None:
+async def show_session(id: str, at: str | None, store: str | None, tenant: str, *, json: bool) -> None:
     async with beside(store) as runtime:
         session = await find(runtime, id, store, tenant)
+        state = session.state if at is None else await session.state_at(at)
         if json:
-            records, pending = await session.records(), await session.pending()
-            about = {"id": session.id, "uid": session.uid, "agent": session.agent, "tenant": session.tenant}
-            print_json({**about, "pending": pending, "records": records})
+            await _print_session(session, state, at)
             return
         screen = open_screen()
         screen.margin = MARGIN if screen.width >= NARROW else 0
         timeline = Timeline(screen, full=True)
-        _show_summary(screen, session)
+        _show_summary(screen, session, state)
         async for record in _pages(session):
+            if record.seq > state.seq:
+                break
             timeline.show(record)
         timeline.close()
-        await _show_next(runtime, screen, session, store)
+        if at is None:
+            await _show_next(runtime, screen, session, store)
 
 
-def _show_summary(screen: Screen, session: Session[Any]) -> None:
-    state = session.state
+async def _print_session(session: Session[Any], state: SessionState, at: str | None) -> None:
+    records = await session.records(limit=state.seq)
+    about = {"id": session.id, "uid": session.uid, "agent": session.agent, "tenant": session.tenant}
+    shown = {**about, "title": state.title, "pending": pending_of(state), "records": records}
+    if at is not None:
+        values = {**state.values, **(state.run.values if state.run else {})}
+        shown |= {"at": state.seq, "history": transcript(state)[:], "values": values}
+    print_json(shown)
+
+
+def _show_summary(screen: Screen, session: Session[Any], state: SessionState) -> None:
     status = summarise(state).status
-    screen.say((visible(session.id), "bold"), f" · agent {visible(session.agent)} · ", (status, STATUS_STYLES[status]))
+    title = f" · {visible(state.title)}" if state.title else ""
+    name = (visible(session.id), "bold")
+    screen.say(name, f"{title} · agent {visible(session.agent)} · ", (status, STATUS_STYLES[status]))
     spent = [count(state.runs, "run"), count(state.usage.total, "token")]
     spent += show_spent(state.cost_usd, is_priced=state.is_priced)
-    screen.say((" · ".join([*spent, count(state.seq, "record"), f"uid {session.uid}"]), "dim"))
+    head = session.state.seq
+    records = count(head, "record") if state.seq == head else f"at record {state.seq:,} of {head:,}"
+    screen.say((" · ".join([*spent, records, f"uid {session.uid}"]), "dim"))
 
 
 async def _show_next(runtime: Runtime, screen: Screen, session: Session[Any], store: str | None) -> None:

@@ -30,6 +30,10 @@ def show_note(event: Noted) -> tuple[str, str, str]:
             return "↻", PLANS.get(plan, f"{BROKE_OFF}; {plan}"), "magenta"
         case Noted(kind="price_unknown", data={"model": model, "limit": limit}):
             return "!", f"nobody knows the price of {model}: the limit of {show_cost(limit)} does not hold", "yellow"
+        case Noted(kind="agent_changed", data={"changes": changes}):
+            return "!", f"the agent has changed since this run began: {shorten('; '.join(changes), LONGEST)}", "yellow"
+        case Noted(kind="tag", data={"name": name, "seq": seq}):
+            return "⚑", f"record {seq} is tagged {name}", "dim"
         case Noted(kind="hook_failed", data={"hook": hook, "detail": detail}):
             return "!", f"{hook} failed: {detail}", "yellow"
         case Noted(kind=kind, data=data):

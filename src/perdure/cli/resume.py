@@ -39,24 +39,18 @@ def resume(
 
 
 async def _resume(session: str, given: Given) -> int:
-    from perdure.cli.agents import ASSISTANT
     from perdure.cli.answers import answers_for
     from perdure.cli.attend import attend
-    from perdure.cli.driving import driving
+    from perdure.cli.driving import check_agent, driving
     from perdure.cli.remote import beside, find
     from perdure.cli.views import view_for
     from perdure.cli.words import shell
-    from perdure.core.errors import UsageError
 
     async with beside(given.store) as runtime:
         agent = (await find(runtime, session, given.store, given.tenant)).agent
-    if given.agent is None and agent != ASSISTANT:
-        raise UsageError(
-            f"Session {session!r} belongs to the agent {agent!r}; give its code with --agent FILE.py:NAME."
-        )
+    check_agent(session, agent, given)
     async with driving(given) as here:
-        if here.agent.name != agent:
-            raise UsageError(f"Session {session!r} belongs to the agent {agent!r}, not to {here.agent.name!r}.")
+        check_agent(session, agent, given, here.agent.name)
         opened = await here.runtime.session(session, tenant=given.tenant)
         known = max(0, opened.state.seq - REPLAYED)
         view = view_for(given, known=known)

@@ -1,4 +1,4 @@
-"""perdure sessions: list, show, records, audit, fork, delete."""
+"""perdure sessions: list, show, records, audit, compact, fork, delete, and what travels in time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.complete import SessionArgument
+from perdure.cli import replay, travel
+from perdure.cli.agents import AgentOption, ModelOption
+from perdure.cli.complete import SessionArgument, tag_names
 from perdure.cli.terminal import JsonOption, StoreOption, TenantFilter, TenantOption, run_async
 
 app = typer.Typer(
-    help="List, show, audit, fork and delete sessions.",
+    help="List, show, audit, compact, fork, rewind, compare, export and delete sessions.",
     epilog="Example: perdure sessions show order-7",
 )
+
+AtOption = Annotated[
+    str | None,
+    typer.Option(help="A record's number, or a tag.", show_default=False, autocompletion=tag_names),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -40,16 +47,23 @@ def list_(
 
 
 @app.command()
-def show(id: SessionArgument, store: StoreOption = None, tenant: TenantOption = "", json: JsonOption = False) -> None:
+def show(
+    id: SessionArgument,
+    at: AtOption = None,
+    store: StoreOption = None,
+    tenant: TenantOption = "",
+    json: JsonOption = False,
+) -> None:
     """Show what happened, as a timeline.
 
-    Every turn with its tokens and cost, every call with its outcome, waits, crashes and what followed them.
+    Every turn with its tokens and cost, every call with its outcome, waits, crashes and what followed them. With --at,
+    as it was then.
 
     Example: perdure sessions show order-7
     """
     from perdure.cli.listing import show_session
 
-    run_async(show_session(id, store, tenant, json=json))
+    run_async(show_session(id, at, store, tenant, json=json))
 
 
 @app.command()
@@ -83,9 +97,30 @@ def audit(id: SessionArgument, store: StoreOption = None, tenant: TenantOption =
 
 
 @app.command()
+def compact(
+    id: SessionArgument,
+    agent: AgentOption = None,
+    model: ModelOption = None,
+    store: StoreOption = None,
+    tenant: TenantOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Make what the model reads of a session shorter; the log stays whole.
+
+    Older messages give way to a summary, which the agent's model writes. Decisions and paths stay word for word.
+
+    Example: perdure sessions compact order-7 --agent agents.py:clerk
+    """
+    from perdure.cli.compacting import compact_session
+    from perdure.cli.driving import Given
+
+    raise typer.Exit(run_async(compact_session(id, Given(agent, model, store, tenant, None, json))))
+
+
+@app.command()
 def fork(
     id: SessionArgument,
-    at: Annotated[int | None, typer.Option(help="The last record of the common past.", show_default=False)] = None,
+    at: AtOption = None,
     name: Annotated[str | None, typer.Option("--id", help="The fork's id.", show_default=False)] = None,
     store: StoreOption = None,
     tenant: TenantOption = "",
@@ -98,7 +133,7 @@ def fork(
     run_async(_fork(id, at, name, store, tenant, json))
 
 
-async def _fork(id: str, at: int | None, name: str | None, store: str | None, tenant: str, json: bool) -> None:
+async def _fork(id: str, at: str | None, name: str | None, store: str | None, tenant: str, json: bool) -> None:
     from perdure.cli.remote import beside, find
     from perdure.cli.terminal import print_json
     from perdure.core.errors import Conflict
@@ -113,6 +148,12 @@ async def _fork(id: str, at: int | None, name: str | None, store: str | None, te
             print_json({"session": forked.id, "uid": forked.uid, "of": session.id})
         else:
             print(forked.id)
+
+
+for command in (travel.rewind, travel.tag, travel.rename, replay.compare, travel.export):
+    app.command()(command)
+app.command("import")(travel.import_)
+app.command()(replay.golden)
 
 
 @app.command()

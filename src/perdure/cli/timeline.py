@@ -9,6 +9,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from perdure.cli.changes import show_change
 from perdure.cli.notes import show_note
 from perdure.cli.screen import Screen
 from perdure.cli.words import (
@@ -16,6 +17,7 @@ from perdure.cli.words import (
     name_pause,
     shorten,
     show_arguments,
+    show_compaction,
     show_cost,
     show_parts,
     show_pause,
@@ -40,6 +42,7 @@ from perdure.core.events import (
     CallEnded,
     CallStarted,
     CallSuspended,
+    HistoryCompacted,
     InputAccepted,
     ModelCalled,
     ModelFailed,
@@ -49,7 +52,6 @@ from perdure.core.events import (
     RunResumed,
     RunStarted,
     SessionOpened,
-    SettingsChanged,
     StopRequested,
 )
 from perdure.core.messages import ToolCall, Usage
@@ -142,8 +144,11 @@ class Timeline:
                 self._show_input(record, record.event)
             case RunStarted():
                 self._run = Totals(record.event.run, record.at)
-            case SettingsChanged(model=model):
-                self._line(record, "·", f"from now on {model or 'the model of its agent'} answers", "dim")
+            case HistoryCompacted() as event:
+                self._run.usage += event.usage
+                self._run.cost_usd += event.cost_usd or 0.0
+                self._run.is_priced = self._run.is_priced and event.cost_usd is not None
+                self._line(record, "≡", show_compaction(event), "yellow" if event.error else "dim")
             case StopRequested(cause=cause, by=by):
                 self._line(record, "■", f"{cause} requested{f' by {by}' if by else ''}", "yellow")
             case RunResumed():
@@ -153,6 +158,8 @@ class Timeline:
             case ModelCalled() | ModelResponded() | ModelFailed() | Noted():
                 self._show_turn(record, record.event)
             case _:
+                if (change := show_change(record.event)) is not None:
+                    self._line(record, *change)
                 self._show_call(record)
 
     def _show_input(self, record: Record, event: InputAccepted) -> None:
@@ -190,7 +197,8 @@ class Timeline:
         run.is_priced = run.is_priced and event.cost_usd is not None
         self._calls |= {call.call: call for call in event.message.calls}
         if self._full:
-            spent = [f"turn {run.turns}", f"{event.usage.input:,} in, {event.usage.output:,} out"]
+            cached = f" ({event.usage.cached:,} from the cache)" if event.usage.cached else ""
+            spent = [f"turn {run.turns}", f"{event.usage.input:,} in{cached}, {event.usage.output:,} out"]
             spent += [show_cost(event.cost_usd)] if event.cost_usd else []
             spent += [show_seconds(record.at - self._asked_at), *([event.model] if event.model else [])]
             self._line(record, "○", " · ".join(spent), "dim")
@@ -265,7 +273,8 @@ class Timeline:
         self._screen.close()
         run = self._run
         parts = [event.reason, *([event.detail] if event.detail else []), count(run.turns, "turn")]
-        parts.append(count(run.usage.total, "token"))
+        cached = f", {run.usage.cached / run.usage.input:.0%} of the input from the cache" if run.usage.cached else ""
+        parts.append(f"{count(run.usage.total, 'token')}{cached}")
         parts += show_spent(run.cost_usd, is_priced=run.is_priced)
         if run.began:
             run.wait_until(record.at)

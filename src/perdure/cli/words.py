@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import cast
 
 from perdure.core.codec import decode_json, encode_json
-from perdure.core.events import PauseKind
+from perdure.core.events import HistoryCompacted, PauseKind
 from perdure.core.messages import JSON, Media, Part, Text
 
 # Controls (an escape sequence could rewrite what was shown) and marks that turn the reading direction around.
@@ -48,6 +48,20 @@ def list_arguments(arguments: JSON) -> list[str]:
     named = cast("dict[str, JSON]", arguments)
     width = max(map(len, named), default=0)
     return [f"{visible(key):<{width}}  {visible(encode_json(value).decode())}" for key, value in named.items()]
+
+
+def show_compaction(event: HistoryCompacted) -> str:
+    """What became of the view, in one line."""
+    cost = [show_cost(event.cost_usd)] if event.cost_usd else []
+    if event.error:
+        return " · ".join([f"not compacted ({event.cause}): {visible(event.error)}", *cost])
+    parts = [f"compacted ({event.cause}): {event.tokens_before:,} → {event.tokens_after:,} tokens"]
+    if event.stop > event.start:
+        what = "behind a summary" if event.parts else "left out"
+        parts.append(f"{count(event.stop - event.start, 'message')} {what}")
+    if event.pruned:
+        parts.append(f"{count(len(event.pruned), 'result')} left out")
+    return " · ".join([*parts, *cost, *([visible(event.model)] if event.model else [])])
 
 
 PAUSES: dict[PauseKind, str] = {

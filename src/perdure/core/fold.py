@@ -40,7 +40,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.guards import after_answer, after_call, after_results, grace_of, nudge_answer, nudge_results
-from perdure.core.history import compact, cut, heard, pin_agent, ratio_of, with_view
+from perdure.core.history import compact, cut, has_room, heard, pin_agent, ratio_of, with_view
 from perdure.core.inputs import change_input, drop_pushes, queue_input, take_inputs
 from perdure.core.messages import (
     JSON,
@@ -232,7 +232,9 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         return state
     parts = event.message.parts
     said = estimate_message(event.message)
-    tokens = max(0, event.usage.total - run.tokens_saved) if event.usage.total else state.context_tokens + said
+    # An estimate may be what was reserved: as the size of the view our own is the better one.
+    is_counted = event.usage.total and not event.usage.estimated
+    tokens = max(0, event.usage.total - run.tokens_saved) if is_counted else state.context_tokens + said
     ratio = ratio_of(state, run, event.usage)
     calls = tuple(Call(p.call, p.name, p.arguments, p.id) for p in parts if isinstance(p, ToolCall))
     repairs = run.repairs
@@ -251,6 +253,7 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
         calls=calls,
         repairs=repairs,
         rejections=0,
+        compactions=run.compactions if run.compactions and not has_room(state, run, tokens) else 0,
         circles=circles,
         next=NextTurn(),
         called=run.called + len(calls),
@@ -294,6 +297,7 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
         reserved=Reservation(),
         seconds=run.seconds + event.seconds,
         rejections=run.rejections + is_rejected,
+        short_of=event.detail if event.kind == "limit" else run.short_of,
     )
     if is_rejected:
         state = heard(state, UserMessage((Text(event.detail),)))
@@ -317,7 +321,7 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
 
 
 def _on_settings(state: SessionState, event: SettingsChanged) -> SessionState:
-    """An open run goes on with the new model at its next turn, whatever it was started with."""
+    """An open run goes on with the new model at its next turn, whatever it was started with; a title changes no run."""
     run = state.run
     is_other = event.model != state.model or event.settings != state.settings
     if run is not None and state.spec is not None and is_other:

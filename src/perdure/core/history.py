@@ -17,6 +17,10 @@ from perdure.core.window import estimate_message, estimate_view, joined_ledger, 
 
 MEANINGFUL_TOKENS = 200
 """Smaller requests say little about how a provider counts."""
+ENOUGH = 0.8
+"""Of what makes a compaction due: a view that is longer is compacted again at once, so it counts as another try."""
+UNRELATED_AFTER = 10
+"""Turns after which a compaction is not one more in a row."""
 
 
 def pin_agent(state: SessionState, digest: str, spec: AgentSpec) -> SessionState:
@@ -50,9 +54,13 @@ def compact(state: SessionState, event: HistoryCompacted) -> SessionState:
         return state
     before, estimated = state.context_tokens, state.estimated_tokens
     if not event.error:
+        # What the provider counted shrinks as our own count does: the two are never compared with each other.
+        known = state.overhead_tokens + state.estimated_tokens
         messages, asked = view_after(state, event)
-        state = replace(state, ledger=joined_ledger(state.ledger, event.ledger))
+        state = replace(state, ledger=joined_ledger(state, event.ledger))
         state = replace(with_view(state, messages), asked=asked)
+        left = (state.overhead_tokens + state.estimated_tokens) / max(1, known)
+        state = replace(state, context_tokens=int(before * left))
     helped = not event.error and state.estimated_tokens < estimated
     return _after_compaction(state, event, before, helped=helped)
 
@@ -65,19 +73,25 @@ def _after_compaction(state: SessionState, event: HistoryCompacted, before: int,
     has_overflowed = run.failure is not None and run.failure.kind == "context_too_long"
     is_over = has_overflowed and helped
     is_urgent = has_overflowed or event.cause == "overflow"
+    is_enough = helped and not is_urgent and has_room(state, run, state.context_tokens)
+    is_in_a_row = run.turn < run.compacted_at + UNRELATED_AFTER
     # One that was made beside the run must not cost an overflow its own try.
     is_in_vain = not helped and (event.cause == "overflow" or not has_overflowed)
-    spec = state.spec
-    is_enough = helped and (not spec or not run.window or state.context_tokens <= spec.window.at * run.window)
     run = replace(
         run,
         tokens_saved=run.tokens_saved + before - state.context_tokens,
-        compactions=0 if is_enough and not is_urgent else run.compactions + 1,
+        compactions=0 if is_enough else (run.compactions if is_in_a_row else 0) + 1,
+        compacted_at=run.turn,
         compacted_in_vain=run.turn + 1 if is_in_vain else run.compacted_in_vain,
         failure=None if is_over else run.failure,
         awaiting="interrupted" if is_over else run.awaiting,
     )
     return replace(state, run=run)
+
+
+def has_room(state: SessionState, run: RunState, tokens: int) -> bool:
+    """Whether the view is so short that a few more turns do not ask for a compaction again."""
+    return not state.spec or not run.window or tokens <= ENOUGH * state.spec.window.at * run.window
 
 
 def cut(state: SessionState, event: HistoryCut) -> SessionState:

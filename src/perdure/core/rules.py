@@ -29,6 +29,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.guards import tripped
+from perdure.core.history import UNRELATED_AFTER
 from perdure.core.messages import Text
 from perdure.core.outcomes import end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards, NextTurn
@@ -117,15 +118,16 @@ def _has_overflowed(run: RunState) -> bool:
 
 def _may_compact(state: SessionState, run: RunState) -> bool:
     is_on = state.spec is None or state.spec.window.is_on
-    return is_on and run.compactions < MAX_COMPACTIONS and run.compacted_in_vain <= run.turn
+    is_allowed = run.compactions < MAX_COMPACTIONS or run.turn >= run.compacted_at + UNRELATED_AFTER
+    return is_on and is_allowed and run.compacted_in_vain <= run.turn
 
 
 def _compaction(state: SessionState, run: RunState) -> CompactHistory | None:
     """Due when the view fills its window; beside the run while there is still room, and then before it goes on."""
     spec = state.spec
-    if run.window is None or spec is None or not _may_compact(state, run):
+    if run.window is None or spec is None or state.context_tokens <= spec.window.at * run.window:
         return None
-    if state.context_tokens <= spec.window.at * run.window:
+    if not _may_compact(state, run):
         return None
     is_full = state.context_tokens > FULL * run.window
     return CompactHistory("threshold", state.view, background=spec.window.background and not is_full)
@@ -203,7 +205,7 @@ def exhausted(run: RunState) -> str:
         return "cost_usd"
     if limits.seconds is not None and run.seconds >= limits.seconds:
         return "seconds"
-    return "no room for another call" if run.final else ""
+    return (run.short_of or "no room for another call") if run.final else ""
 
 
 def _may_answer(run: RunState) -> bool:

@@ -25,7 +25,8 @@ class ToolSpec(Plain, frozen=True):
 
     A function runs here; of the other kinds the result is brought by somebody else: the client that declared it,
     whoever hands it in, or the person who is asked. `response` is the schema that such a result has to fit. `listens`:
-    the call is prepared before anybody judges it.
+    the call is prepared before anybody judges it. A `hidden` tool is shown when another one asks for it, a `deferred`
+    one when the model has found it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ToolSpec(Plain, frozen=True):
     retries: int = 0
     background: bool = False
     hidden: bool = False
+    deferred: bool = False
 
 
 class Limits(Plain, frozen=True):
@@ -226,7 +228,7 @@ class NextTurn(Plain, frozen=True):
         return NextTurn((*self.hide, *other.hide), only, settings, shown, revealed)
 
     def shows(self, tool: ToolSpec) -> bool:
-        is_offered = not tool.hidden or tool.name in self.show
+        is_offered = not (tool.hidden or tool.deferred) or tool.name in self.show
         return is_offered and tool.name not in self.hide and (self.only is None or tool.name in self.only)
 
 

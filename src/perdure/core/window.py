@@ -30,9 +30,15 @@ from perdure.core.state import SessionState
 
 MAX_LEDGER = 300
 """Lines; what is older goes, paths first."""
+LEDGER_ROOM = 24_000
+"""Characters of the ledger; where the window is known, no more than a quarter of it."""
 PRUNED_ABOVE = 2000
 """Characters: a result that is shorter is not worth a hint in its place."""
+REPEATED_ABOVE = 200
 MAX_ARGUMENTS = 500
+SUMMARY = "[Summary of the conversation until here]"
+LEFT_OUT = " earlier messages are left out]"
+ON_RECORD = "[On record, word for word]"
 
 _PATH_NAMES = frozenset(("path", "file", "file_path", "filename", "directory", "dir", "folder"))
 _PATH = re.compile(r"[\w.~@+-]*(?:/[\w.~@+-]+)+/?")
@@ -61,7 +67,9 @@ def estimate_view(messages: Iterable[Message]) -> int:
 
 def overhead_of(spec: AgentSpec) -> int:
     """What every request carries beside the messages: instructions and the schemas of the tools that are shown."""
-    shown = [[tool.name, tool.description, tool.parameters] for tool in spec.tools if not tool.hidden]
+    shown = [
+        [tool.name, tool.description, tool.parameters] for tool in spec.tools if not (tool.hidden or tool.deferred)
+    ]
     return (len(spec.instructions) + len(encode_json(shown))) // 4
 
 
@@ -77,18 +85,21 @@ def _may_cut(messages: Sequence[Message], at: int) -> bool:
     return not (isinstance(before, AssistantMessage) and before.calls)
 
 
-def superseded(messages: Sequence[Message], spec: AgentSpec | None, keep_last: int) -> tuple[int, ...]:
-    """The calls whose results tell nothing new, oldest first: a read that was repeated later, or a long old output."""
+def superseded(state: SessionState, keep_first: int, keep_last: int) -> tuple[int, ...]:
+    """The calls whose results tell nothing new, oldest first: a read that was repeated later, or a long old output.
+
+    Errors stay, and so does what a person decided or answered.
+    """
+    messages, spec = state.history, state.spec
     reads = {tool.name for tool in (spec.tools if spec else ()) if tool.effect == "read"}
     arguments = {call.call: _canonical(call) for message in messages for call in calls_of(message)}
     latest = {(name, arguments.get(call)): call for call, name in _results(messages) if name in reads}
-    old = messages[: max(0, len(messages) - keep_last)]
     found: list[int] = []
-    for message in old:
+    for message in messages[keep_first : max(0, len(messages) - keep_last)]:
         for result in message.results if isinstance(message, ToolMessage) else ():
             is_repeated = latest.get((result.name, arguments.get(result.call)), result.call) != result.call
-            size = _size(result)
-            if result.outcome == "ok" and (size > PRUNED_ABOVE or (is_repeated and size > 200)):
+            is_long = _size(result) > (REPEATED_ABOVE if is_repeated else PRUNED_ABOVE)
+            if result.outcome == "ok" and is_long and state.decided.get(f"{result.call}-1") is None:
                 found.append(result.call)
     return tuple(found)
 
@@ -136,7 +147,8 @@ def _lines_of(state: SessionState, result: ToolResult, call: ToolCall | None) ->
     pause = 1
     while (decided := state.decided.get(f"{result.call}-{pause}")) is not None:
         decision, _, by = decided.partition("|")
-        words = f": {said}" if decision == "answer" else ""
+        # What a person answered, or wrote in the place of the arguments, stands in the result alone.
+        words = f": {said}" if decision in ("answer", "edit") else ""
         lines.append(f"{what}: {decision}{f' by {by}' if by else ''}{words}")
         pause += 1
     if result.outcome in ("denied", "unknown"):
@@ -158,35 +170,59 @@ def _paths(arguments: str) -> list[str]:
     ]
 
 
-def joined_ledger(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
-    lines = (*old, *new)
-    if len(lines) <= MAX_LEDGER:
+def joined_ledger(state: SessionState, new: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines that stand in the next view; if there are too many, the oldest paths go first, then what is oldest."""
+    lines = (*state.ledger, *new)
+    tokens = (state.run.window if state.run else None) or (state.spec.window.tokens if state.spec else None)
+    room = LEDGER_ROOM if tokens is None else min(LEDGER_ROOM, tokens)
+    if len(lines) <= MAX_LEDGER and sum(map(len, lines)) <= room:
         return lines
-    others = [line for line in lines if not line.startswith("path ")]
-    paths = [line for line in lines if line.startswith("path ")]
-    room = max(0, MAX_LEDGER - len(others))
-    return (*others[-MAX_LEDGER:], *(paths[-room:] if room else ()))
+    kept: set[int] = set()
+    for is_path in (False, True):
+        for at in range(len(lines) - 1, -1, -1):
+            if lines[at].startswith("path ") is is_path:
+                room -= len(lines[at])
+                if room < 0 or len(kept) >= MAX_LEDGER:
+                    break
+                kept.add(at)
+    return tuple(lines[at] for at in sorted(kept))
 
 
 def view_after(state: SessionState, event: HistoryCompacted) -> tuple[list[Message], int]:
     """The messages of the view that a compaction makes, and where in it the last input stands."""
     messages: list[Message] = prune(state.history[:], event.pruned)
-    start, stop, asked = max(0, event.start), min(event.stop, len(messages)), state.asked
-    if stop <= start or not (_may_cut(messages, start) and _may_cut(messages, stop)):
-        return messages, asked
+    start, stop = _fitted(messages, event.start, event.stop)
+    asked = state.asked
     kept = [messages[asked]] if start <= asked < stop else []
-    summary = summary_message(event, joined_ledger(state.ledger, event.ledger))
+    if stop - start <= len(kept):
+        return messages, asked
+    summary = summary_message(event, stop - start - len(kept), joined_ledger(state, event.ledger))
     view = [*messages[:start], summary, *kept, *messages[stop:]]
     if kept:
         return view, start + 1
     return view, asked - (stop - start) + 1 if asked >= stop else asked
 
 
-def summary_message(event: HistoryCompacted, ledger: tuple[str, ...]) -> UserMessage:
-    count = event.stop - event.start
-    title = "[Summary of the conversation until here]" if event.parts else f"[{count} earlier messages are left out]"
-    record = "\n".join(("[On record, word for word]", *ledger)) if ledger else ""
+def _fitted(messages: Sequence[Message], start: int, stop: int) -> tuple[int, int]:
+    """Anybody may have made the event: a range that would part a call from its result is made smaller."""
+    start, stop = max(0, start), min(stop, len(messages))
+    while start < stop and not _may_cut(messages, start):
+        start += 1
+    while start < stop and not _may_cut(messages, stop):
+        stop -= 1
+    return start, stop
+
+
+def summary_message(event: HistoryCompacted, count: int, ledger: tuple[str, ...]) -> UserMessage:
+    title = SUMMARY if event.parts else f"[{count}{LEFT_OUT}"
+    record = "\n".join((ON_RECORD, *ledger)) if ledger else ""
     return UserMessage((Text(title), *event.parts, *((Text(record),) if record else ())))
+
+
+def is_summary(message: Message) -> bool:
+    """Whether the message stands for others that an earlier compaction took out of the view."""
+    first = message.parts[0] if isinstance(message, UserMessage) and message.parts else None
+    return isinstance(first, Text) and (first.text == SUMMARY or first.text.endswith(LEFT_OUT))
 
 
 def prune(messages: list[Message], calls: Collection[int]) -> list[Message]:

@@ -13,12 +13,15 @@ from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
 from perdure.core.specs import AgentSpec, Guards, Limits, ModelSettings, Reminder, StopWhen, ToolErrors, Window
 from perdure.ports import Model
+from perdure.runtime.compaction import Compaction
 from perdure.runtime.context import ToolContext
+from perdure.runtime.deferred import defer, find_tools
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.policy import Policy
 from perdure.runtime.recourse import OnModelError
 from perdure.runtime.schema import Codec, codec_of
 from perdure.runtime.spill import READ_OUTPUT, read_output
+from perdure.runtime.surroundings import ContextSource
 from perdure.runtime.tools import Tool, as_tool, check_names
 
 if TYPE_CHECKING:
@@ -36,7 +39,10 @@ ModelChoice = str | Model | Sequence[str | Model]
 
 @dataclass(frozen=True, kw_only=True)
 class Agent(Generic[OutputT]):
-    """A model with instructions, tools and limits. `model` may be a list: the first, then fallbacks."""
+    """A model with instructions, tools and limits. `model` may be a list: the first, then fallbacks.
+
+    Tools beyond `defer_above` bytes of schemas stand behind a search. `context` is said beside the conversation.
+    """
 
     name: str
     instructions: Instructions = ""
@@ -51,8 +57,11 @@ class Agent(Generic[OutputT]):
     tool_errors: ToolErrors = field(default_factory=ToolErrors)
     guards: Guards = field(default_factory=Guards)
     window: Window = field(default_factory=Window)
+    compaction: Compaction = field(default_factory=Compaction)
     reminders: Sequence[Reminder] = ()
     stop_when: Sequence[StopWhen] = ()
+    context: Sequence[ContextSource] = ()
+    defer_above: int | None = 60_000
     on_model_error: OnModelError | None = None
 
     def __post_init__(self) -> None:
@@ -61,13 +70,17 @@ class Agent(Generic[OutputT]):
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"Agent {self.name!r}: concurrency={self.concurrency}; take at least 1, or None.")
         self.window.check()
+        self.compaction.check()
         for condition in self.stop_when:
             condition.check()
 
 
 @dataclass(frozen=True)
 class Binding:
-    """An agent ready to be driven; `data` has the codec of each tool that asks for typed session data."""
+    """An agent ready to be driven; `data` has the codec of each tool that asks for typed session data.
+
+    `summarisers` are the models of its compactions, if those have any of their own.
+    """
 
     agent: Agent[Any]
     spec: AgentSpec
@@ -76,6 +89,7 @@ class Binding:
     data: dict[str, Codec]
     models: tuple[Model, ...]
     output: Codec | None
+    summarisers: tuple[Model, ...] = ()
 
 
 def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | None) -> Binding:
@@ -83,12 +97,17 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
     tools = [as_tool(item) for item in agent.tools]
     check_names(tools)
     models = (override,) if override is not None else _models(agent, resolve)
+    specs = defer([tool.spec for tool in tools], agent.defer_above)
+    if any(spec.deferred for spec in specs):
+        tools = [find_tools, *tools]
+        specs = (find_tools.spec, *specs)
+        check_names(tools)
     output = codec_of(agent.output) if agent.output is not None and agent.output is not str else None
     spec = AgentSpec(
         name=agent.name,
         model=models[0].name,
         instructions=agent.instructions if isinstance(agent.instructions, str) else "",
-        tools=tuple(tool.spec for tool in tools),
+        tools=specs,
         policy=agent.policy.spec,
         limits=agent.limits,
         settings=agent.settings,
@@ -108,7 +127,14 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
         data={tool.name: tool.data_codec for tool in tools if tool.data_codec is not None},
         models=models,
         output=output,
+        summarisers=_summarisers(agent, resolve) if override is None else (),
     )
+
+
+def _summarisers(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, ...]:
+    """An override is for everything that an agent asks a model, its summaries too."""
+    chosen = agent.compaction.model
+    return () if chosen is None else choose_models(chosen, resolve, f"The compaction of agent {agent.name!r}")
 
 
 def _models(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, ...]:

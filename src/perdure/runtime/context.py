@@ -88,11 +88,15 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
         hide: Sequence[str] = (),
         only: Sequence[str] | None = None,
         show: Sequence[str] = (),
+        reveal: Sequence[str] = (),
         settings: ModelSettings | None = None,
     ) -> None:
-        """Wishes for the next turn alone: tools that are hidden, shown alone, or added (hidden ones), and settings."""
+        """Wishes for the next turn alone: tools that are hidden, shown alone, or added (hidden ones), and settings.
+
+        Hidden and deferred tools that are revealed stay so for the session.
+        """
         shown = None if only is None else tuple(only)
-        self._wishes().next = NextTurn(tuple(hide), shown, settings, tuple(show))
+        self._wishes().next = NextTurn(tuple(hide), shown, settings, tuple(show), tuple(reveal))
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         """Shows watchers how far the call is; never in the log."""

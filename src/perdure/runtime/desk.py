@@ -20,7 +20,7 @@ class Desk:
     """`note` puts a fact on its way to the log, `request` a command; `contexts` are those of running tools, by call.
 
     `broken_off` are the slots of work that was told to end. `waste` is what those attempts of the latest model call
-    have cost that came to nothing.
+    have cost that came to nothing, `aside` what those of the latest compaction have.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Desk:
         self.request = request
         self.epoch = epoch
         self.waste = Waste()
+        self.aside = Waste()
         self.broken_off: set[int] = set()
         self.contexts: dict[int, ToolContext[Any, Any]] = {}
         self._data: dict[str, Any] = {}

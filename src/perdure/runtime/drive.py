@@ -38,6 +38,7 @@ from perdure.core.events import (
     CallStarted,
     CallSuspended,
     Event,
+    HistoryCompacted,
     ModelCalled,
     ModelFailed,
     ModelResponded,
@@ -48,11 +49,12 @@ from perdure.core.events import (
 )
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight
+from perdure.core.versions import changes_between
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
-from perdure.runtime.flight import Cause, Flight, slot_of
+from perdure.runtime.flight import COMPACTION, Cause, Flight, slot_of
 from perdure.runtime.gates import traits_of
 from perdure.runtime.limits import find_room
 from perdure.runtime.log import Change, SessionLog
@@ -108,12 +110,13 @@ class Driver:
         self._stir()
 
     def _recover(self, state: SessionState) -> list[Event]:
-        """A crash is an ordinary fact, and so is an agent that was changed under an open run."""
+        """A crash is an ordinary fact, and so is that the agent was changed: an open run keeps what it began with."""
         facts: list[Event] = []
         if in_flight(state):
             facts.append(RunResumed(self._epoch))
-        if state.run and state.spec_digest != self._binding.digest:
-            facts.append(AgentPinned(self._binding.digest, self._binding.spec))
+        if state.run and state.spec and state.spec_digest != self._binding.digest:
+            changes = changes_between(state.spec, self._binding.spec)
+            facts.append(Noted("agent_changed", {"run": state.run.run, "changes": changes}))
         return facts
 
     async def _loop(self) -> None:
@@ -408,9 +411,13 @@ class Driver:
 
     def _drop_checks(self) -> None:
         """A check whose call was ended meanwhile serves nobody, and must not keep the session from being released."""
-        run = self._log.state.run
+        state = self._log.state
+        run = state.run
         if run is not None and run.stop is None:
             return
+        if run is not None or (len(state.ended) and state.ended[-1].reason in ("stopped", "cancelled")):
+            # Who ends a run does not wait for, or pay for, a summary of it.
+            self._break_off(COMPACTION, "stop")
         for slot, flight in list(self._flights.items()):
             call = find_call(run, slot)
             if isinstance(flight.action, CheckCall) and (call is None or call.status == "ended"):
@@ -426,11 +433,12 @@ class Driver:
 
     def _broken_off(self, flight: Flight) -> Event:
         """What a model had said until then is paid for."""
-        event = flight.broken_off()
-        waste = self._desk.waste
-        if not isinstance(event, ModelFailed) or not waste.usage.total:
-            return event
-        return replace(event, wasted=waste.usage, cost_usd=waste.cost_usd)
+        event, waste, aside = flight.broken_off(), self._desk.waste, self._desk.aside
+        if isinstance(event, HistoryCompacted) and aside.usage.total:
+            return replace(event, usage=aside.usage, cost_usd=aside.cost_usd)
+        if isinstance(event, ModelFailed) and waste.usage.total:
+            return replace(event, wasted=waste.usage, cost_usd=waste.cost_usd)
+        return event
 
     async def _ground(self) -> None:
         """Stops what is still under way, without a word in the log: the next driver finds the open intents."""

@@ -9,10 +9,13 @@ from secrets import token_hex
 from typing import Any
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from perdure.core.accept import accept
-from perdure.core.commands import Command
+from perdure.core.actions import CompactHistory
+from perdure.core.commands import Command, CompactView
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StaleEpoch, UsageError
-from perdure.core.events import Event, Origin, SessionOpened
+from perdure.core.events import Event, HistoryCompacted, Origin, SessionOpened
 from perdure.core.fits import check_schema
 from perdure.core.fold import fold
 from perdure.core.fork import fork_events
@@ -21,12 +24,17 @@ from perdure.core.state import RunSummary, SessionState
 from perdure.core.views import Pending, summarise
 from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
 from perdure.runtime.agent import Agent, Binding, bind
+from perdure.runtime.desk import Desk
 from perdure.runtime.drive import Driver
+from perdure.runtime.flight import Flight
 from perdure.runtime.given import given_plain
 from perdure.runtime.log import Change, SessionLog, as_kept
+from perdure.runtime.perform import perform
+from perdure.runtime.perform_compaction import NOTHING
 from perdure.runtime.world import World, schema_key
 
 KEPT_WARM = 100
+COMPACT_TRIES = 3
 MAX_TRIES = 1000
 LET_GO_TRIES = 200
 
@@ -69,7 +77,7 @@ class Host:
         binding = bind(agent, self.world.model, self.world.model_override)
         if known is not None and known.digest != binding.digest:
             raise UsageError(f"Two agents are named {agent.name!r}; give each its own name.")
-        for model in binding.models:
+        for model in (*binding.models, *binding.summarisers):
             self.world.ready(model)
         self._bindings[agent.name] = binding
         return binding
@@ -203,6 +211,30 @@ class Host:
             return events
         raise Conflict("The session changes faster than this command could be placed; try again.")
 
+    async def compact(self, log: SessionLog, by: str) -> HistoryCompacted | None:
+        """Makes the view shorter on request, whoever drives the session; None if there is nothing to leave out."""
+        binding = self._bindings.get(log.state.agent)
+        if binding is None:
+            raise UsageError(f"The agent {log.state.agent!r} is not known here; pass it in agents=[…].")
+        await log.refresh()
+        for tries_left in reversed(range(COMPACT_TRIES)):
+            notes: list[Event] = []
+            desk = Desk(log, binding, self.world, notes.append, lambda command: None, 0)
+            event = await perform(desk, Flight(CompactHistory("request", log.state.view)))
+            assert isinstance(event, HistoryCompacted)
+            if notes:
+                await log.propose(lambda _, notes=notes: notes)
+            if event.error == NOTHING:
+                return None
+            try:
+                await self.request(log, CompactView(replace(event, by=by)))
+                return replace(event, by=by)
+            except Conflict:
+                # The run has compacted it meanwhile, or it went back.
+                if not tries_left:
+                    raise
+        return None
+
     def submit(self, uid: str) -> None:
         if self._engine is not None:
             self._engine.submit(uid)
@@ -250,11 +282,12 @@ class Host:
         return False
 
     async def fork(self, log: SessionLog, at: int | None, id: str | None) -> SessionLog:
+        """At the head nothing of the past is read or written: the fork's state grows from its parent's."""
         await log.refresh()
         state = log.state
-        if at is not None:
-            if not 1 <= at <= state.seq:
-                raise UsageError(f"Session {state.id!r} has records 1 to {state.seq}; it cannot be forked at {at}.")
+        if at is not None and not 1 <= at <= state.seq:
+            raise UsageError(f"Session {state.id!r} has records 1 to {state.seq}; it cannot be forked at {at}.")
+        if at is not None and at < state.seq:
             records = await self.world.store.read(log.uid, limit=at)
             state = fold([record.event for record in records])
         uid = token_hex(10)

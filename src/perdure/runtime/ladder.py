@@ -19,6 +19,7 @@ from perdure.core.errors import ModelError
 from perdure.core.events import Noted
 from perdure.core.messages import JSON, Usage, estimate_tokens
 from perdure.core.specs import Limits
+from perdure.core.window import estimate_view
 from perdure.ports import Model, ModelRequest, ModelResponse
 from perdure.runtime.clock import sleep, within
 from perdure.runtime.desk import Desk, describe
@@ -64,7 +65,10 @@ class GaveUp(msgspec.Struct, frozen=True):
 
 
 class Ladder:
-    """One climb; made for one CallModel."""
+    """One climb; made for one CallModel.
+
+    `aside` names a question that no turn asks: nothing of its answer is shown, drafted or counted as the turn's waste.
+    """
 
     def __init__(
         self,
@@ -73,8 +77,11 @@ class Ladder:
         models: Sequence[Model],
         request: ModelRequest,
         on_error: OnModelError | None,
+        *,
+        aside: str = "",
     ) -> None:
         self._desk = desk
+        self._aside = aside
         self._clock = desk.world.clock
         self._gates = desk.world.gates
         self._turn = action.turn
@@ -89,8 +96,13 @@ class Ladder:
         self._entry: Entry | None = None
         self._before = 0
         self._began = self._clock.monotonic()
-        self._waste = desk.waste = Waste()
-        self._draft = DraftWriter(desk.world.store, desk.world.drafts, desk.log.uid, desk.epoch, self._place)
+        self._waste = Waste()
+        self._draft: DraftWriter | None = None
+        if aside:
+            desk.aside = self._waste
+        else:
+            desk.waste = self._waste
+            self._draft = DraftWriter(desk.world.store, desk.world.drafts, desk.log.uid, desk.epoch, self._place)
 
     async def climb(self) -> Answered | GaveUp:
         """One turn's answer, or the reason why there is none."""
@@ -99,7 +111,7 @@ class Ladder:
                 return kept
             return await self._climb()
         finally:
-            if self._draft.end():
+            if self._draft is not None and self._draft.end():
                 await self._draft.settle()
 
     async def _climb(self) -> Answered | GaveUp:
@@ -165,14 +177,16 @@ class Ladder:
 
     async def _stream(self, model: Model, request: ModelRequest) -> ModelResponse:
         feed, items, head = self._desk.log.feed, self._items, self._desk.log.state.seq
-        self._draft.begin(items, model.name, traits_of(model).provider, self._clock.monotonic())
+        is_shown = self._draft is not None
+        if self._draft is not None:
+            self._draft.begin(items, model.name, traits_of(model).provider, self._clock.monotonic())
         stream = model.stream(request)
         try:
             async for item in stream:
                 if isinstance(item, ModelResponse):
                     return item
                 items.append(item)
-                if feed.watched:
+                if is_shown and feed.watched:
                     feed.show(head, item)
                 if not len(items) % YIELD_EVERY:
                     await asyncio.sleep(0)
@@ -261,11 +275,12 @@ class Ladder:
 
     def _discard(self, reason: str) -> None:
         if self._items:
-            self._desk.publish(AttemptDiscarded(self._turn, self._attempts, reason))
+            if not self._aside:
+                self._desk.publish(AttemptDiscarded(self._turn, self._attempts, reason))
             self._items = []
 
     def _show(self, items: Sequence[ModelDelta]) -> None:
-        for item in items:
+        for item in items if not self._aside else ():
             self._desk.publish(item)
 
     async def _pick_up(self) -> Answered | None:
@@ -299,17 +314,21 @@ class Ladder:
             self._waste.add(model, self._desk.log.state.context_tokens, draft.items)
 
     def _count_waste(self, model: Model) -> None:
-        self._waste.add(model, self._desk.log.state.context_tokens, self._items[self._before :])
+        self._waste.add(model, self._prompt_tokens, self._items[self._before :])
 
     def _estimate(self, received: Received) -> Usage:
         """Of an answer whose provider did not get to say what it used."""
-        return Usage(self._desk.log.state.context_tokens, estimate_tokens(received.parts), estimated=True)
+        return Usage(self._prompt_tokens, estimate_tokens(received.parts), estimated=True)
 
     def _answered(self, model: Model, response: ModelResponse) -> Answered:
         return Answered(model, response, self._waste)
 
     def _note(self, fact: str, **data: JSON) -> None:
-        self._desk.note(Noted(fact, {"turn": self._turn, **data}))
+        self._desk.note(Noted(fact, {"turn": self._turn, **({"for": self._aside} if self._aside else {}), **data}))
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return estimate_view(self._request.messages) if self._aside else self._desk.log.state.context_tokens
 
     @property
     def _time_left(self) -> float:

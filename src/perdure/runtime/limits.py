@@ -6,6 +6,7 @@ from perdure.core.events import Reservation
 from perdure.core.messages import Plain, Usage
 from perdure.core.state import RunState, SessionState
 from perdure.ports import Model
+from perdure.runtime.waste import price_of
 
 DEFAULT_OUTPUT = 4096
 ANSWER_OUTPUT = 1024
@@ -40,6 +41,15 @@ def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) 
         if output < 1:
             return Room(limit="cost_usd")
     return Room(_reservation(model, prompt, output), output)
+
+
+def has_room_for(run: RunState, model: Model, usage: Usage) -> bool:
+    """Whether a call beside the turns may take so much of what the run has left."""
+    limits = run.limits
+    if limits.tokens is not None and run.usage.total + run.reserved.tokens + usage.total > limits.tokens:
+        return False
+    cost = price_of(model, usage) if limits.cost_usd is not None else None
+    return cost is None or run.cost_usd + run.reserved.cost_usd + cost <= (limits.cost_usd or 0.0)
 
 
 def _reservation(model: Model, prompt: int, output: int) -> Reservation:

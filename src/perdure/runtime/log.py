@@ -23,6 +23,7 @@ from perdure.runtime.feed import Feed
 from perdure.runtime.recourse import OnModelError
 
 ASK_AGAIN_AFTER = 1.0
+PAGE = 2_000
 ENDS_DRAFT = frozenset((ModelResponded, ModelFailed, RunEnded))
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -116,6 +117,12 @@ class SessionLog:
         finally:
             self._heed_hint()
 
+    async def adopt(self, entries: tuple[Entry, ...], state: SessionState, opening: Opening) -> None:
+        """Commits a log that was written elsewhere, byte for byte; `state` is the fold of it."""
+        async with self._lock:
+            await self._store.append(Batch(self.uid, 0, entries, summarise(state), opening=opening))
+            self.state = state
+
     async def _append(self, change: Change, epoch: int | None, opening: Opening | None) -> None:
         if change.before is not self.state:
             raise Conflict("The session has moved on; look again.")
@@ -201,13 +208,19 @@ class SessionLog:
                 await sleep(self._clock, ASK_AGAIN_AFTER)
 
     async def _catch_up(self) -> None:
-        records = await self._store.read(self.uid, after=self.state.seq)
-        state = self.state
-        for record in records:
-            state = evolve(state, record.event)
-        if records:
+        state, seen = self.state, list[Record]()
+        while True:
+            # In pages: a long life would fill the memory with records that are folded already, and hold up the loop.
+            records = await self._store.read(self.uid, after=state.seq, limit=PAGE)
+            for record in records:
+                state = evolve(state, record.event)
+            # Who watches reads what is missing before these in the store.
+            seen = records or seen
+            if len(records) < PAGE:
+                break
+        if state is not self.state:
             self.state = state
-            self._announce(records if self.feed.watched else [])
+            self._announce(seen if self.feed.watched else [])
 
     def _apply(self, change: Change, at: float) -> None:
         records: list[Record] = []

@@ -19,18 +19,21 @@ from perdure.core.events import (
     Noted,
     RunEnded,
 )
-from perdure.runtime.compaction import compact_history
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
 from perdure.runtime.log import as_kept
 from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
+from perdure.runtime.perform_compaction import compact_history
 from perdure.runtime.perform_model import call_model, number_calls
 
 
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
+    stand_in = desk.world.stand_in
+    if stand_in is not None and (event := await stand_in(desk, flight.action)) is not None:
+        return as_kept(event)
     layers = (*desk.world.middleware, *desk.binding.agent.middleware)
     if not layers:
         return as_kept(await _perform(desk, flight, flight.action))

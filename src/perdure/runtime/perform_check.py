@@ -16,6 +16,7 @@ from perdure.core.errors import ToolError
 from perdure.core.events import CallChecked
 from perdure.core.fits import misfit
 from perdure.core.specs import ToolSpec
+from perdure.core.versions import changes_of_tool
 from perdure.runtime.clock import within
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.plain import to_plain
@@ -49,6 +50,8 @@ def check_now(desk: Desk, action: CheckCall) -> CallChecked | None:
         return case
     if case.spec.listens:
         return None
+    if changed := _changed_since(desk, action, case):
+        return _checked(desk, action, case, changed)
     try:
         judgement = judge_now(
             desk.binding.agent.policy,
@@ -76,6 +79,8 @@ async def check_call(desk: Desk, action: CheckCall) -> CallChecked:
             return _invalid(action, f"{action.name} was not ready in time.")
         except Exception as error:  # noqa: BLE001 - a listen function is user code
             return _invalid(action, f"{action.name} cannot be prepared: {_words(error)}")
+    if changed := _changed_since(desk, action, case):
+        return _checked(desk, action, case, changed)
     judgement = await judge(
         desk.binding.agent.policy,
         case,
@@ -85,6 +90,18 @@ async def check_call(desk: Desk, action: CheckCall) -> CallChecked:
         approved=_is_approved(desk, action, case),
     )
     return _checked(desk, action, case, judgement)
+
+
+def _changed_since(desk: Desk, action: CheckCall, case: Case) -> Judgement | None:
+    """A question, where the tool is not the one that the run began with; who approved it has seen that."""
+    state = desk.log.state
+    if action.approved or state.spec is None or state.spec_digest == desk.binding.digest:
+        return None
+    pinned = next((spec for spec in state.spec.tools if spec.name == action.name), None)
+    fields = changes_of_tool(pinned, case.spec) if pinned is not None else []
+    if not fields:
+        return None
+    return Judgement("ask", "changed", f"{action.name} has another {', '.join(fields)} since this run began")
 
 
 def bound_of(desk: Desk, spec: ToolSpec, arguments: str, prepared: Prepared | None) -> str:

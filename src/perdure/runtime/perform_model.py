@@ -23,6 +23,7 @@ from perdure.runtime.desk import Desk, describe
 from perdure.runtime.gates import traits_of
 from perdure.runtime.ladder import Answered, GaveUp, Ladder
 from perdure.runtime.spill import READ_OUTPUT
+from perdure.runtime.surroundings import Surroundings, behind, gather
 from perdure.runtime.waste import price_of
 from perdure.runtime.world import schema_key
 
@@ -65,47 +66,73 @@ def turn_models(desk: Desk, run: RunState, override: str = "") -> tuple[Model, .
 async def _build_request(
     desk: Desk, state: SessionState, run: RunState, action: CallModel, max_tokens: int | None
 ) -> ModelRequest:
-    instructions = desk.binding.agent.instructions
-    if not isinstance(instructions, str):
-        context: ToolContext[Any, Any] = ToolContext(
-            deps=desk.world.deps,
-            data=state.data,
-            session=state.id,
-            tenant=state.tenant,
-            run=run.run,
-            state=state,
-        )
-        text = instructions(context)
-        instructions = await text if inspect.isawaitable(text) else text
-        if not isinstance(instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
-            raise UsageError(f"The instructions returned {type(instructions).__name__}; they have to return text.")
+    around = await _surround(desk, state, run, action)
     wished = action.next.settings if action.next else None
     settings = run.settings.merged(wished).merged(action.settings)
     if max_tokens is not None and max_tokens != settings.max_tokens:
         settings = replace(settings, max_tokens=max_tokens)
     return ModelRequest(
         run.model or desk.binding.spec.model,
-        instructions,
+        around.instructions,
         transcript(state),
         () if action.final else _tools_of(desk, state, run, action.next),
         settings,
         None if run.output == PLAIN_TEXT else run.output,
+        preface=around.preface,
+        suffix=around.suffix,
         cache_key=state.uid,
         load=partial(desk.world.store.load_artifact, state.uid),
     )
 
 
+async def _surround(desk: Desk, state: SessionState, run: RunState, action: CallModel) -> Surroundings:
+    """The instructions, and what else the request carries beside the conversation."""
+    agent = desk.binding.agent
+    instructions = agent.instructions
+    if isinstance(instructions, str):
+        # A run keeps the words that it began with.
+        instructions = state.spec.instructions if state.spec else instructions
+        if not agent.context:
+            return Surroundings(instructions, suffix=behind(state, action.turn))
+    context: ToolContext[Any, Any] = ToolContext(
+        deps=desk.world.deps,
+        data=state.data,
+        session=state.id,
+        tenant=state.tenant,
+        run=run.run,
+        state=state,
+    )
+    if not isinstance(instructions, str):
+        text = instructions(context)
+        instructions = await text if inspect.isawaitable(text) else text
+        if not isinstance(instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+            raise UsageError(f"The instructions returned {type(instructions).__name__}; they have to return text.")
+    return await gather(agent.context, instructions, state, action.turn, context)
+
+
 def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | None) -> tuple[ToolSpec, ...]:
-    """The agent's tools, those that a client declared for the run, and one for long results once there was one."""
-    tools = desk.binding.spec.tools
+    """The tools that the run began with, those that a client declared for it, and one for long results if needed.
+
+    What was revealed comes last, so that the beginning stays the same.
+    """
+    spec = state.spec or desk.binding.spec
+    tools = spec.tools
+    if spec is not desk.binding.spec:
+        tools = tuple(tool for tool in tools if tool.name in desk.binding.tools)
     if run.tools:
         tools = (*tools, *run.tools)
     if state.has_spilled and all(tool.name != READ_OUTPUT for tool in tools):
         tools = (*tools, desk.binding.tools[READ_OUTPUT].spec)
-    if next is None and not any(tool.hidden for tool in tools):
+    if next is None and not [tool for tool in tools if tool.hidden or tool.deferred]:
         return tools
     wanted = next or NextTurn()
-    return tuple(tool for tool in tools if wanted.shows(tool))
+    shown = {tool.name: tool for tool in tools if wanted.shows(tool)}
+    if state.revealed:
+        known = {tool.name: tool for tool in tools}
+        revealed = replace(wanted, show=state.revealed)
+        found = [known[name] for name in state.revealed if name in known and revealed.shows(known[name])]
+        shown |= {tool.name: tool for tool in found if tool.name not in shown}
+    return tuple(shown.values())
 
 
 def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> Event:

@@ -13,14 +13,16 @@ from perdure.core.codec import digest_of, encode_json
 from perdure.core.commands import CancelBackground, ChangeSettings, ContinueRun, Decide, DecideAll, SendInput, StopRun
 from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict
-from perdure.core.events import DecisionKind, InputAccepted
+from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
 from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
 from perdure.core.state import SessionState, has_due_input
-from perdure.core.transcript import transcript
+from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
+from perdure.runtime import travel
 from perdure.runtime.agent import OutputT
+from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.follow import follow
 from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.host import Host
@@ -30,7 +32,12 @@ from perdure.runtime.recourse import OnModelError
 from perdure.runtime.results import Decision, RunResult
 from perdure.runtime.run import Run
 from perdure.runtime.schema import codec_of
+from perdure.runtime.transfer import export_lines
+from perdure.runtime.travel import Point
 from perdure.runtime.world import schema_key
+
+PAGE = 2_000
+"""Records that are read at once."""
 
 Answer = DecisionKind | Decision | None
 OnPending = Callable[[Pending], Answer | Awaitable[Answer]]
@@ -231,9 +238,47 @@ class Session(Generic[OutputT]):
         """Force: what does not end within two seconds is left behind, and the log says so."""
         await self._host.request(self._log, StopRun("cancel", by))
 
-    async def fork(self, *, at: int | None = None, id: str | None = None) -> Session[OutputT]:
-        """The same past up to `at` (default: now), its own future."""
-        return Session(self._host, await self._host.fork(self._log, at, id))
+    async def fork(self, *, at: Point | None = None, id: str | None = None) -> Session[OutputT]:
+        """The same past up to `at` (a record, a tag, or now), its own future."""
+        seq = at if at is None or isinstance(at, int) else await travel.find_point(self._host, self._log, at)
+        return Session(self._host, await self._host.fork(self._log, seq, id))
+
+    async def rewind(self, at: Point, *, by: str = "") -> int:
+        """The conversation and the state keys go back to what they were at a record or tag; the log keeps it all.
+
+        Inside of a turn that is the last record before it at which every call had its result; returns which it was.
+        """
+        return await travel.rewind(self._host, self._log, at, by)
+
+    async def clear(self, *, by: str = "") -> None:
+        """The conversation begins anew; the log keeps it all."""
+        await travel.clear(self._host, self._log, by)
+
+    async def tag(self, name: str, at: Point | None = None) -> int:
+        """Gives a record (default: the last one) a name; the same name again moves it. Returns the record's seq."""
+        return await travel.add_tag(self._host, self._log, name, at)
+
+    async def tags(self) -> dict[str, int]:
+        return await travel.read_tags(self._host, self._log)
+
+    async def state_at(self, at: Point) -> SessionState:
+        """What the log meant at a record or tag."""
+        return await travel.state_at(self._host, self._log, at)
+
+    async def rename(self, title: str) -> None:
+        """Gives the session a title, for people; its id stays."""
+        await travel.rename(self._log, title)
+
+    async def import_history(self, messages: Sequence[Any], *, source: str = "") -> tuple[str, ...]:
+        """Appends a conversation from elsewhere: our messages, or dicts as chat APIs take them.
+
+        What breaks the pairing of calls and results is repaired once, in the log; returns a line for each repair.
+        """
+        return await travel.import_history(self._host, self._log, messages, source)
+
+    def export(self) -> AsyncIterator[bytes]:
+        """The whole session as JSON lines, for Runtime.import_session."""
+        return export_lines(self._host.world.store, self.uid)
 
     async def set_model(self, model: str | Model | None, *, settings: ModelSettings | None = None) -> None:
         """From the next turn on this model answers, with the whole history; None for the agent's own again."""
@@ -251,10 +296,37 @@ class Session(Generic[OutputT]):
     async def records(self, *, after: int = 0, limit: int | None = None) -> list[Record]:
         return await self._host.world.store.read(self.uid, after=after, limit=limit)
 
-    async def history(self) -> list[Message]:
-        """What the model reads, oldest first."""
+    async def history(self, *, full: bool = False) -> list[Message]:
+        """What the model reads, oldest first; in full as if nothing of it had ever been compacted."""
+        if full:
+            whole = FullHistory()
+            async for page in self._pages():
+                whole.add(record.event for record in page)
+            return whole.messages
         await self._log.refresh()
         return transcript(self._log.state)[:]
+
+    async def compact(self, *, by: str = "") -> HistoryCompacted | None:
+        """Makes what the model reads shorter, now, also while a run is open; None if there is nothing to leave out.
+
+        With an `error` in it, it failed and nothing has changed.
+        """
+        return await self._host.compact(self._log, by)
+
+    async def compactions(self) -> list[Compacted]:
+        """Every compaction of the session, oldest first."""
+        return [
+            compacted_of(record, record.event)
+            async for page in self._pages()
+            for record in page
+            if isinstance(record.event, HistoryCompacted)
+        ]
+
+    async def _pages(self) -> AsyncIterator[list[Record]]:
+        after = 0
+        while page := await self.records(after=after, limit=PAGE):
+            yield page
+            after = page[-1].seq
 
     async def usage(self) -> Usage:
         await self._log.refresh()

@@ -71,6 +71,7 @@ class ToolOptions(TypedDict, total=False):
     timeout, expires: seconds, for the call and for a decision about it
     on_expiry: what is decided when nobody did: "deny" (default), "approve", or ("answer", value)
     hidden: the model sees it only in a turn for which another tool asked with ctx.next_turn(show=[…])
+    deferred: the model sees it after it has found it with the tool find_tools
     background: the model goes on at once, and is told of the outcome when it is there
     retries: so often a read or idempotent tool is tried again when it fails
     ask: True, or a predicate `(call) -> bool`
@@ -93,6 +94,7 @@ class ToolOptions(TypedDict, total=False):
     retries: int
     background: bool
     hidden: bool
+    deferred: bool
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -122,6 +124,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     retries: int = 0
     background: bool = False
     hidden: bool = False
+    deferred: bool = False
     enclosing: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -253,6 +256,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             retries=self.retries,
             background=self.background,
             hidden=self.hidden,
+            deferred=self.deferred,
         )
         given = self.on_expiry[1] if isinstance(self.on_expiry, tuple) else None
         if spec.response is not None and given is not None and (wrong := misfit(spec.response, given)):

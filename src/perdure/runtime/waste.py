@@ -27,6 +27,11 @@ class Waste:
         self.usage = Usage()
         self.cost_usd: float | None = 0.0
 
+    def join(self, other: Waste) -> None:
+        self.usage += other.usage
+        is_known = self.cost_usd is not None and other.cost_usd is not None
+        self.cost_usd = (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if is_known else None
+
     def add(self, model: Model, prompt: int, items: Sequence[ModelDelta]) -> None:
         """An attempt that had begun to answer is paid for: the prompt, and what had come."""
         if not items:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perdure.core.actions import Action
 from perdure.core.codec import digest_of, encode_json
+from perdure.core.events import Event
 from perdure.core.messages import JSON
 from perdure.ports import Clock, Connected, Model, Store
 from perdure.runtime.drafts import DraftTimer
@@ -20,7 +22,10 @@ KEPT_MODELS = 1000
 
 @dataclass
 class World:
-    """`models` and `outputs` hold what callers passed for single runs: the log has only their names."""
+    """`models` and `outputs` hold what callers passed for single runs: the log has only their names.
+
+    `stand_in` may answer an action in the place of whoever would perform it: a replay asks nobody.
+    """
 
     store: Store
     clock: Clock
@@ -33,6 +38,7 @@ class World:
     outputs: dict[str, Codec] = field(default_factory=dict[str, Codec])
     connected: dict[int, Connected] = field(default_factory=dict[int, Connected])
     lent: int = 1
+    stand_in: Callable[[Any, Action], Awaitable[Event | None]] | None = None
     gates: Gates = field(init=False)
     drafts: DraftTimer = field(init=False)
 

@@ -128,7 +128,7 @@ class MemoryStore:
             if batch.expect > base.head:
                 raise terms.short_base(opening.base, batch.expect, base.head)
         self._last_no = no = self._last_no + 1
-        log = _Log(no, batch.session, opening, base, batch.expect, batch.summary, None, at, at)
+        log = _Log(no, batch.session, opening, base, batch.expect, batch.summary, None, at, at, epoch=opening.epoch)
         if base is not None:
             base.forks += 1
         self._logs[batch.session] = log

@@ -30,8 +30,8 @@ _ADVANCE_SUMMARY = (
     " WHERE no = ? AND head = ? AND epoch = ifnull(?, epoch) AND deleted = 0"
 )
 _INSERT_SESSION = (
-    "INSERT INTO sessions (uid, tenant, id, head, base, base_seq, created_at, updated_at,"
-    " agent, status, wake, pending, summary, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO sessions (uid, tenant, id, epoch, head, base, base_seq, created_at, updated_at,"
+    " agent, status, wake, pending, summary, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _INSERT_RECORD = "INSERT INTO records (no, seq, at, run, digest, payload) VALUES (?, ?, ?, ?, ?, ?)"
 
@@ -127,7 +127,7 @@ class Appends:
             raise terms.id_taken(opening.tenant, opening.id)
         base = self._base(opening.base, batch.expect)
         head = batch.expect + len(times)
-        names = (batch.session, opening.tenant, opening.id)
+        names = (batch.session, opening.tenant, opening.id, opening.epoch)
         past = (head, base, batch.expect, times[0], times[-1])
         execute(_INSERT_SESSION, (*names, *past, *_columns(batch.summary), encode_json(opening.metadata)))
         no = self._connection.last_insert_rowid()

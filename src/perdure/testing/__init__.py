@@ -5,6 +5,7 @@ from perdure.testing.faults import FaultPoints, crash_at, fault_point
 from perdure.testing.model_contract import check_model
 from perdure.testing.network import no_network
 from perdure.testing.provider import Provider
+from perdure.testing.replay import Difference, Replayed, check_replay, replay
 from perdure.testing.replies import Reply, call
 from perdure.testing.scripted import ScriptedModel
 from perdure.testing.store_contract import check_store
@@ -12,16 +13,20 @@ from perdure.testing.sweep import Crash, crash_sweep
 
 __all__ = [
     "Crash",
+    "Difference",
     "FaultPoints",
     "ManualClock",
     "Provider",
+    "Replayed",
     "Reply",
     "ScriptedModel",
     "call",
     "check_model",
+    "check_replay",
     "check_store",
     "crash_at",
     "crash_sweep",
     "fault_point",
     "no_network",
+    "replay",
 ]

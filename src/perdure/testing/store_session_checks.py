@@ -55,6 +55,11 @@ async def check_row(make_store: MakeStore, beside: Beside = None) -> None:
         expect(shown == {"x": None, "y": "\ufffd"}, f"what a summary cannot say in JSON is cleaned ({shown})")
         expect(await store.get("nobody") is None, "an unknown uid has no row")
         expect(await store.find("acme", "nobody") is None, "an unknown id has no row")
+        imported = first("t", 1, tenant="acme")
+        await store.append(replace(imported, opening=imported.opening and replace(imported.opening, epoch=7)))
+        await store.join("a")
+        claim = await store.claim("t", "a")
+        expect(claim is not None and claim.epoch == 8, "a session may begin with an epoch that others have used")
 
 
 async def check_claim_and_release(make_store: MakeStore, beside: Beside = None) -> None:

@@ -46,7 +46,7 @@ from perdure.models.wires.openai_parts import (
     words_of,
 )
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
-from perdure.models.wires.wire import Failure, Files, Reader, call_id, spoken, with_extra, without_none, write_messages
+from perdure.models.wires.wire import Failure, Files, Reader, call_id, spoken, with_extra, without_none, write_all
 from perdure.ports import ModelRequest
 
 
@@ -88,7 +88,7 @@ class ChatWire:
         instructions = json_tools.instructions_of(request) if is_json else request.instructions
         head = line({"role": "system", "content": instructions}) if instructions else b""
         write = partial(self._write, files=files)
-        messages = [*write_messages(request.messages, self, write), *map(write, request.suffix)]
+        messages = write_all(request, self, write)
         fields = {"model": model, "stream": True, **self._settings(request), **self._tools(request)}
         if self.takes_stream_options:
             fields["stream_options"] = {"include_usage": True}

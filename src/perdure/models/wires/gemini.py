@@ -38,7 +38,7 @@ from perdure.models.wires.wire import (
     with_extra,
     without_comma,
     without_none,
-    write_messages,
+    write_all,
 )
 from perdure.ports import ModelRequest
 
@@ -78,7 +78,7 @@ class GeminiWire(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
         write = partial(_write_message, wire=self, files=files)
-        pieces = [*write_messages(request.messages, self, write), *map(write, request.suffix)]
+        pieces = write_all(request, self, write)
         head = encode(_head(self, request))
         return b"".join((b'{"contents":[', *without_comma(pieces), b"]", b"," if len(head) > 2 else b"", head[1:]))
 

@@ -102,7 +102,7 @@ class MessagesWire(msgspec.Struct, frozen=True, kw_only=True):
         marks = request.settings.cache is not False
         if marks and pieces and pieces[-1] and not isinstance(request.messages[-1], AssistantMessage):
             pieces[-1] = pieces[-1][: -len(_BLOCK_END)] + _MARK + _BLOCK_END
-        pieces += map(write, request.suffix)
+        pieces = [*map(write, request.preface), *pieces, *map(write, request.suffix)]
         prefix = _prefix_of(request).rstrip()
         if prefix:
             pieces.append(encode({"role": "assistant", "content": [{"type": "text", "text": prefix}]}) + b",")

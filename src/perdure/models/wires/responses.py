@@ -52,7 +52,7 @@ from perdure.models.wires.wire import (
     spoken,
     with_extra,
     without_none,
-    write_messages,
+    write_all,
 )
 from perdure.ports import ModelRequest
 
@@ -85,7 +85,7 @@ class ResponsesWire:
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
         write = partial(self._write, files=files)
-        items = [*write_messages(request.messages, self, write), *map(write, request.suffix)]
+        items = write_all(request, self, write)
         fields: dict[str, JSON] = {"model": model, "stream": True, "store": False}
         if request.instructions:
             fields["instructions"] = request.instructions

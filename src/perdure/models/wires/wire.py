@@ -107,6 +107,14 @@ def write_messages(messages: Sequence[Message], key: Hashable, write: Callable[[
     return messages.joined(key, BLOCK, b"".join)
 
 
+def write_all(request: ModelRequest, key: Hashable, write: Callable[[Message], bytes]) -> list[bytes]:
+    """The conversation, and what stands before and behind it for this request alone."""
+    messages = write_messages(request.messages, key, write)
+    if request.preface or request.suffix:
+        return [*map(write, request.preface), *messages, *map(write, request.suffix)]
+    return messages
+
+
 def without_comma(pieces: list[bytes]) -> list[bytes]:
     """The same pieces, of which the last that says anything has no comma behind it."""
     while pieces and not pieces[-1]:

@@ -1,0 +1,48 @@
+"""What changed a session beside its turns (views of the past, inputs, settings, state), in words for people."""
+
+from __future__ import annotations
+
+from perdure.cli.words import count, shorten, show_parts
+from perdure.core.events import (
+    Event,
+    HistoryCut,
+    HistoryImported,
+    InputChanged,
+    SettingsChanged,
+    StateChanged,
+)
+
+LONGEST = 300
+
+
+def show_change(event: Event) -> tuple[str, str, str] | None:
+    """Mark, text and style of a line; None for what is no such change."""
+    match event:
+        case HistoryCut(to=to, keep=keep, messages=messages):
+            left = count(keep + len(messages), "message")
+            return (
+                "↶",
+                f"back to record {to}: the conversation has {left} now" if to else "the conversation is cleared",
+                "yellow",
+            )
+        case HistoryImported(messages=messages, repairs=repairs, source=source):
+            mended = f", {count(len(repairs), 'repair')}" if repairs else ""
+            return (
+                "⇥",
+                f"{count(len(messages), 'message')} imported{f' from {source}' if source else ''}{mended}",
+                "cyan",
+            )
+        case InputChanged(blocked=blocked) if blocked:
+            return "✗", f"the input is blocked: {shorten(blocked, LONGEST)}", "red"
+        case InputChanged(parts=parts) if parts is not None:
+            return "·", f"the input was changed to: {shorten(show_parts(parts), LONGEST)}", "dim"
+        case InputChanged(due=True):
+            return "·", "an input that was scheduled is due", "dim"
+        case SettingsChanged(title=title, model=model) if title is not None and not model:
+            return "·", f"it is called {title!r} now", "dim"
+        case SettingsChanged(model=model):
+            return "·", f"from now on {model or 'the model of its agent'} answers", "dim"
+        case StateChanged(changes=changes, by=by):
+            return "·", f"{', '.join(changes)} changed{f' by {by}' if by else ''}", "dim"
+        case _:
+            return None

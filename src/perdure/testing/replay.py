@@ -1,0 +1,203 @@
+"""replay: a recorded session again, against an agent as it is now, and what differs.
+
+Rule 1: no tool is run, and without a model none is asked: what came of work comes from the record. Rule 2: everything
+else is done by the agent's own code, in the one loop that drives all sessions. Rule 3: the record is only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perdure.core.codec import encode_event, encode_json
+from perdure.core.errors import UsageError
+from perdure.core.events import SessionOpened
+from perdure.core.fold import fold
+from perdure.core.messages import JSON, Plain
+from perdure.models import from_string
+from perdure.ports import Entry, Model, Opening, Record
+from perdure.runtime.agent import Agent
+from perdure.runtime.clock import SystemClock
+from perdure.runtime.log import SessionLog
+from perdure.runtime.middleware import Middleware
+from perdure.runtime.steps import GIVEN, Step, show_step, steps_of
+from perdure.runtime.threads import DaemonThreads
+from perdure.runtime.transfer import read_lines
+from perdure.runtime.world import World
+from perdure.stores.memory import MemoryStore
+from perdure.testing.playback import Conductor
+from perdure.testing.played import PlayedModel, RecordedClock
+from perdure.testing.recorded import Recorded, place_of
+
+
+class Difference(Plain, frozen=True):
+    """One place at which the replay came to something else; a side is empty where it has nothing there."""
+
+    run: int
+    turn: int
+    what: str
+    recorded: str = ""
+    replayed: str = ""
+
+
+class Replayed(Plain, frozen=True):
+    """What came of a replay: where it differs, and its own records."""
+
+    differences: tuple[Difference, ...]
+    records: tuple[Record, ...]
+    runs: int
+    turns: int
+
+    @property
+    def identical(self) -> bool:
+        return not self.differences
+
+
+async def replay(
+    records: Sequence[Record],
+    agent: Agent[Any],
+    *,
+    model: Model | None = None,
+    deps: Any = None,
+    middleware: Sequence[Middleware] = (),
+    artifacts: Mapping[str, bytes] | None = None,
+) -> Replayed:
+    """Runs the recorded inputs again, in memory; with a `model`, that one is really asked.
+
+    Decisions are given to the same calls, and results to calls of the same tool with the same arguments, in order.
+    """
+    if not records or not isinstance(opened := records[0].event, SessionOpened):
+        raise UsageError("The records do not begin with the opening of a session; pass all of them.")
+    clock = SystemClock() if model is not None else RecordedClock(records[0].at)
+    store = MemoryStore()
+    await store.open()
+    recorded = Recorded(records)
+    played = _played(agent, recorded) if model is None else agent
+    world = World(store, clock, DaemonThreads(), _stand_in_model if model is None else lambda _: model, model, deps)
+    world.middleware = tuple(middleware)
+    opened = msgspec.structs.replace(opened, agent=agent.name)
+    first = Entry(records[0].at, 0, encode_event(opened))
+    opening = Opening(opened.tenant, opened.id, opened.metadata)
+    await SessionLog(opened.uid, store, clock).adopt((first,), fold([opened]), opening)
+    for digest, data in (artifacts or {}).items():
+        await store.save_artifact(opened.uid, digest, data)
+    conductor = Conductor(world, played, opened.uid, recorded, asks=model is not None)
+    await conductor.play()
+    replayed = tuple(await store.read(opened.uid))
+    await world.close()
+    await store.close()
+    found = differences(records, replayed)
+    if recorded.is_open:
+        # The record ends in the middle of a turn: what it does not have yet is no difference.
+        found = [item for item in found if item.recorded or (item.run, item.turn) < place_of(recorded.state)]
+    turns = sum(1 for step in steps_of(replayed) if step.kind == "turn")
+    return Replayed(tuple(found), replayed, conductor.runs, turns)
+
+
+def check_replay(path: str | Path, agent: Agent[Any], **options: Any) -> Replayed:
+    """Replays an exported session; an AssertionError shows what differs. For tests without a loop."""
+    exported = read_lines(Path(path).read_bytes().splitlines())
+    done = asyncio.run(replay(exported.records, agent, artifacts=exported.artifacts, **options))
+    if not done.identical:
+        raise AssertionError(f"{Path(path).name}: {show_differences(done.differences)}")
+    return done
+
+
+def show_place(item: Difference) -> str:
+    """Where it is, for people: what was given has no place of its own."""
+    if not item.run:
+        return "what was given"
+    return f"run {item.run}, turn {item.turn}" if item.turn else f"run {item.run}, before its first turn"
+
+
+def show_differences(found: Sequence[Difference]) -> str:
+    """The differences, turn by turn, for people."""
+    lines = [f"{len(found)} {'difference' if len(found) == 1 else 'differences'}"]
+    place = (-1, -1)
+    for item in found:
+        if (item.run, item.turn) != place:
+            place = (item.run, item.turn)
+            lines.append(show_place(item))
+        lines.append(f"  {item.what}")
+        lines.append(f"    recorded: {item.recorded or '-'}")
+        lines.append(f"    replayed: {item.replayed or '-'}")
+    return "\n".join(lines)
+
+
+Place = tuple[int, int, int, str, str, int]
+
+
+def differences(recorded: Iterable[Record], replayed: Iterable[Record]) -> list[Difference]:
+    """Where two logs come to different steps; calls of one turn are compared call by call, in whatever order they ran.
+
+    Which model answered is no difference: what it said is.
+    """
+    ours, theirs = _by_place(steps_of(recorded)), _by_place(steps_of(replayed))
+    found: list[Difference] = []
+    for place in sorted({**ours, **theirs}, key=_order):
+        one, other = ours.get(place), theirs.get(place)
+        if one is not None and other is not None and one.value == other.value:
+            continue
+        run, turn, call, kind, tool, _ = place
+        what = " ".join(word for word in (kind, tool, f"(call {call})" if call else "") if word)
+        found.append(Difference(run, turn, what, *_show(one, other)))
+    return found
+
+
+def _order(place: Place) -> tuple[int, int, bool, int]:
+    run, turn, call, kind, *_ = place
+    return run, turn, kind == "end", call
+
+
+def _by_place(steps: Iterable[Step]) -> dict[Place, Step]:
+    """Each step by run, turn, call and kind; what was given has only its order, for when it comes is chance."""
+    found: dict[Place, Step] = {}
+    for step in steps:
+        run, turn, call = (0, 0, 0) if step.kind in GIVEN else (step.run, step.turn, step.call)
+        number = 0
+        while (place := (run, turn, call, step.kind, step.tool, number)) in found:
+            number += 1
+        found[place] = _without_model(step)
+    return found
+
+
+def _without_model(step: Step) -> Step:
+    if step.kind not in ("agent", "run"):
+        return step
+    return msgspec.structs.replace(step, value={k: v for k, v in step.value.items() if k not in ("model", "window")})
+
+
+def _show(one: Step | None, other: Step | None) -> tuple[str, str]:
+    """Both in a line; of large values only the fields that differ."""
+    if one is None or other is None or one.kind not in ("agent", "run", "history", "change"):
+        shown = tuple(show_step(step) if step else "" for step in (one, other))
+        if one is None or other is None or shown[0] != shown[1]:
+            return shown[0], shown[1]
+    names = [name for name in {**one.value, **other.value} if one.value.get(name) != other.value.get(name)]
+    return _fields(one.value, names), _fields(other.value, names)
+
+
+def _fields(value: JSON, names: list[str]) -> str:
+    text = encode_json({name: value.get(name) for name in names}).decode()
+    return text if len(text) <= 600 else f"{text[:599]}…"
+
+
+def _played(agent: Agent[Any], recorded: Recorded) -> Agent[Any]:
+    """The agent with its models' names, prices and traits, but none that could be asked."""
+    spec = recorded.state.spec
+    choice = agent.model or (spec.model if spec else "")
+    items = [choice] if isinstance(choice, str) or not isinstance(choice, Sequence) else list(choice)
+    models = [_stand_in_model(item) if isinstance(item, str) else PlayedModel(item) for item in items]
+    return changed(agent, model=models)
+
+
+def _stand_in_model(name: str) -> Model:
+    try:
+        return PlayedModel(from_string(name))
+    except UsageError:
+        return PlayedModel(None, name)
