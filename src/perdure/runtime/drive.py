@@ -471,9 +471,10 @@ class Driver:
         self._disarm()
         run = self._log.state.run
         left = self._time_left(self._log.state)
-        for call in run.calls if run else ():
-            if call.pause and call.pause.expires_at is not None:
-                left = min(left, call.pause.expires_at - self._world.clock.now())
+        times = [call.pause.expires_at for call in (run.calls if run else ()) if call.pause]
+        times += [queued.at for queued in self._log.state.queue]
+        for at in times:
+            left = left if at is None else min(left, at - self._world.clock.now())
         if left != float("inf"):
             self._alarm = self._world.clock.call_later(max(0.0, left), self._stir)
 
