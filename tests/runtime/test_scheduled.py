@@ -10,22 +10,13 @@ from perdure import Agent, Refused, Runtime
 from perdure.core.commands import SendInput
 from perdure.core.messages import Text
 from perdure.events import InputAccepted, InputChanged, RunStarted
-from perdure.ports import SessionRow, Store
+from perdure.ports import Store
 from perdure.testing import ManualClock, ScriptedModel
 from tests.runtime.scenes import events, soon, turned
 
 
 def later(text: str, at: float) -> SendInput:
     return SendInput((Text(text),), at=at, by="test")
-
-
-async def released(runtime: Runtime) -> SessionRow:
-    """The row of the only session, when its driver has left it; that is a moment after its run has ended."""
-    while True:
-        (row,) = [row async for row in runtime.sessions()]
-        if row.owner is None:
-            return row
-        await asyncio.sleep(0.002)
 
 
 async def test_an_input_of_later_waits_without_a_driver_and_wakes_its_session(store: str | Store) -> None:
@@ -35,7 +26,9 @@ async def test_an_input_of_later_waits_without_a_driver_and_wakes_its_session(st
         session = await runtime.open(agent, id="x")
         await session._host.request(session._log, later("then", clock.now() + 3600))
         assert (await soon(session.run("now"))).output == "Now."
-        row = await soon(released(runtime))
+        while await runtime.driver_of(session):
+            await asyncio.sleep(0.002)
+        (row,) = [row async for row in runtime.sessions()]
         assert (row.status, row.owner, row.summary.wake_at) == ("idle", None, clock.now() + 3600)
         with pytest.raises(Refused, match="no open run"):
             await session.stop()
