@@ -17,6 +17,7 @@ from perdure.core.views import Pending, Status
 from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.clock import SystemClock
+from perdure.runtime.hooks import Hooks
 from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
 from perdure.runtime.middleware import Middleware
@@ -107,6 +108,7 @@ class Runtime:
         deps: Any = None,
         engine: str | Engine | None = "local",
         middleware: Sequence[Middleware] = (),
+        hooks: Sequence[Hooks] = (),
         clock: Clock | None = None,
         grace: float = 10.0,
     ) -> None:
@@ -116,6 +118,7 @@ class Runtime:
         self._deps = deps
         self._engine = engine
         self._middleware = tuple(middleware)
+        self._hooks = tuple(hooks)
         self._clock = clock or SystemClock()
         self._grace = grace
         self._stack: AsyncExitStack | None = None
@@ -140,6 +143,7 @@ class Runtime:
                 override,
                 await _enter_deps(self._deps, stack),
                 self._middleware,
+                self._hooks,
             )
             host = Host(world, resolve_engine(self._engine, self._clock))
             stack.push_async_callback(world.close)

@@ -7,7 +7,8 @@ from typing import Any
 
 from perdure import Agent, Runtime
 from perdure.core.actions import EndRun
-from perdure.events import ModelCalled, RunEnded
+from perdure.core.commands import ChangeState
+from perdure.events import ModelCalled, RunEnded, StateChanged
 from perdure.ports import Store
 from perdure.testing import ScriptedModel
 from tests.runtime.scenes import events, said, seen, soon
@@ -59,3 +60,23 @@ async def test_a_stop_meanwhile_is_the_one_end(store: str | Store) -> None:
     async with Runtime(store, agents=[agent]) as runtime:
         session = await runtime.open(agent, id="x")
         assert [end.reason for end in await events(session, RunEnded)] == ["stopped"]
+
+
+async def test_a_request_that_says_nothing_new_holds_nobody_up(memory: Store) -> None:
+    """What a request comes to may be nothing at all; a driver that kept it would ask for ever."""
+
+    async def change_twice(action: Any, perform: Any) -> Any:
+        if isinstance(action, EndRun):
+            log = session._log
+            driver = runtime._host._drivers[log.uid]
+            driver._request(ChangeState({"session/a": 1}, origin="once"))
+            await seen(session, StateChanged)
+            driver._request(ChangeState({"session/a": 2}, origin="once"))
+            await asyncio.sleep(0)
+        return await perform(action)
+
+    agent = Agent(name="clerk", model=ScriptedModel(["One."]), middleware=[change_twice])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        assert (await soon(session.run("go"))).output == "One."
+        assert session.state.values == {"a": 1}

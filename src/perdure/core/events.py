@@ -86,7 +86,10 @@ class InputAccepted(Plain, frozen=True, tag=True):
 
 
 class InputChanged(Plain, frozen=True, tag=True):
-    """What became of an input that waits: other words, a guardrail's verdict (`vetted`, or `blocked` why), its time."""
+    """What became of an input that waits: other words, a guardrail's verdict (`vetted`, or `blocked` why), its time.
+
+    `overrides` are what a hook wants for the input's run, in place of those that came with it.
+    """
 
     input: int
     parts: tuple[Part, ...] | None = None
@@ -94,6 +97,7 @@ class InputChanged(Plain, frozen=True, tag=True):
     blocked: str = ""
     due: bool = False
     by: str = ""
+    overrides: Overrides | None = None
 
 
 class SettingsChanged(Plain, frozen=True, tag=True):

@@ -39,7 +39,8 @@ def change_input(state: SessionState, event: InputChanged) -> SessionState:
     for queued in state.queue:
         if queued.input == event.input:
             parts = queued.parts if event.parts is None else event.parts
-            queued = replace(queued, parts=parts, at=None if event.due else queued.at)
+            overrides = queued.overrides if event.overrides is None else event.overrides
+            queued = replace(queued, parts=parts, at=None if event.due else queued.at, overrides=overrides)
         changed.append(queued)
     vetted = state.vetted
     if event.vetted or event.blocked:

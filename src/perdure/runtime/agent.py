@@ -5,24 +5,36 @@ Rule: only the spec reaches the log; a binding comes from code alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
-from perdure.core.specs import AgentSpec, Guards, Limits, ModelSettings, Reminder, StopWhen, ToolErrors, Window
+from perdure.core.specs import (
+    AgentSpec,
+    Guards,
+    Limits,
+    ModelSettings,
+    Reminder,
+    StopWhen,
+    ToolErrors,
+    ToolSpec,
+    Window,
+)
 from perdure.ports import Model
 from perdure.runtime.compaction import Compaction
-from perdure.runtime.context import ToolContext
 from perdure.runtime.deferred import defer, find_tools
+from perdure.runtime.guardrails import Guardrail
+from perdure.runtime.hooks import Hooks
 from perdure.runtime.middleware import Middleware
+from perdure.runtime.plugins import Assembled, Own, Plugin, Words, assemble
 from perdure.runtime.policy import Policy
 from perdure.runtime.recourse import OnModelError
 from perdure.runtime.schema import Codec, codec_of
 from perdure.runtime.spill import READ_OUTPUT, read_output
 from perdure.runtime.surroundings import ContextSource
-from perdure.runtime.tools import Tool, as_tool, check_names
+from perdure.runtime.tools import Tool, check_names
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -33,7 +45,7 @@ else:
 
     OutputT = TypeVar("OutputT")
 
-Instructions = str | Callable[[ToolContext[Any, Any]], str | Awaitable[str]]
+Instructions = Words
 ModelChoice = str | Model | Sequence[str | Model]
 
 
@@ -63,6 +75,9 @@ class Agent(Generic[OutputT]):
     context: Sequence[ContextSource] = ()
     defer_above: int | None = 60_000
     on_model_error: OnModelError | None = None
+    hooks: Sequence[Hooks] = ()
+    guardrails: Sequence[Guardrail] = ()
+    plugins: Sequence[Plugin] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.strip():
@@ -79,7 +94,8 @@ class Agent(Generic[OutputT]):
 class Binding:
     """An agent ready to be driven; `data` has the codec of each tool that asks for typed session data.
 
-    `summarisers` are the models of its compactions, if those have any of their own.
+    `summarisers` are the models of its compactions, if those have any of their own. `offered` are the tools that the
+    model is shown: not those that the policy denies whatever their arguments.
     """
 
     agent: Agent[Any]
@@ -89,13 +105,21 @@ class Binding:
     data: dict[str, Codec]
     models: tuple[Model, ...]
     output: Codec | None
+    parts: Assembled
+    offered: tuple[ToolSpec, ...]
     summarisers: tuple[Model, ...] = ()
 
 
-def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | None) -> Binding:
-    """Compiles an agent; wrong tools, types and models are told here, before anything runs."""
-    tools = [as_tool(item) for item in agent.tools]
-    check_names(tools)
+def bind(
+    agent: Agent[Any], resolve: Callable[[str], Model], override: Model | None, hooks: Sequence[Hooks] = ()
+) -> Binding:
+    """Compiles an agent; wrong tools, types and models are told here, before anything runs.
+
+    `hooks` are those of the Runtime.
+    """
+    own = Own(agent.name, agent.tools, agent.hooks, agent.guardrails, agent.instructions)
+    parts = assemble(own, agent.plugins, hooks)
+    tools = parts.tools
     models = (override,) if override is not None else _models(agent, resolve)
     specs = defer([tool.spec for tool in tools], agent.defer_above)
     if any(spec.deferred for spec in specs):
@@ -106,7 +130,7 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
     spec = AgentSpec(
         name=agent.name,
         model=models[0].name,
-        instructions=agent.instructions if isinstance(agent.instructions, str) else "",
+        instructions="\n\n".join(part for part in parts.instructions if isinstance(part, str)),
         tools=specs,
         policy=agent.policy.spec,
         limits=agent.limits,
@@ -118,6 +142,7 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
         window=agent.window,
         reminders=tuple(agent.reminders),
         stop_when=tuple(agent.stop_when),
+        vets_input=parts.vets_input,
     )
     return Binding(
         agent=agent,
@@ -127,6 +152,8 @@ def bind(agent: Agent[Any], resolve: Callable[[str], Model], override: Model | N
         data={tool.name: tool.data_codec for tool in tools if tool.data_codec is not None},
         models=models,
         output=output,
+        parts=parts,
+        offered=tuple(tool for tool in spec.tools if not agent.policy.forbids(tool.name)),
         summarisers=_summarisers(agent, resolve) if override is None else (),
     )
 

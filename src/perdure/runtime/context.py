@@ -18,9 +18,10 @@ from perdure.core.deltas import Delta, ToolEmitted, ToolProgressed
 from perdure.core.errors import UsageError
 from perdure.core.specs import ModelSettings, NextTurn
 from perdure.core.state import SessionState, new_state
-from perdure.runtime.media import Artifacts
+from perdure.runtime.directives import Emit, Schedule, Stop
+from perdure.runtime.media import Artifacts, Input
 from perdure.runtime.plain import to_plain
-from perdure.runtime.wishes import Prepared, StateKey, Wishes
+from perdure.runtime.wishes import Prepared, Shelf, StateKey, Wishes
 
 DepsT = TypeVar("DepsT")
 DataT = TypeVar("DataT")
@@ -64,6 +65,7 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
     publish: Callable[[Delta], None] | None = None
     loop: asyncio.AbstractEventLoop | None = None
     life: Life = msgspec.field(default_factory=Life)
+    shelf: Shelf | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -76,11 +78,23 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
 
     def set(self, key: StateKey[T], value: T) -> None:
         """Changes a state key; it is committed with the call's outcome, or not at all."""
-        self._wishes().set(key, value)
+        self._wishes().set(key, value, self.state)
 
     def end_run(self, output: Any) -> None:
         """The run ends with this output, as soon as the other calls of the turn have ended."""
         self._wishes().end(to_plain(output))
+
+    def schedule(self, input: Input, *, after: float = 0.0) -> None:
+        """An input for this session, after so many seconds; committed with the call's outcome, or not at all."""
+        self._wishes().direct(Schedule(input, after))
+
+    def note(self, kind: str, data: object = None) -> None:
+        """A fact of the tool's own in the log; committed with the call's outcome, or not at all."""
+        self._wishes().direct(Emit(kind, data))
+
+    def stop_run(self, reason: str = "") -> None:
+        """The run ends with the reason stopped, as soon as the other calls of the turn have ended."""
+        self._wishes().direct(Stop(reason))
 
     def next_turn(
         self,
@@ -149,7 +163,7 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
     def _wishes(self) -> Wishes:
         """Most calls want nothing beside their result, so there are none until somebody asks."""
         if self.life.wishes is None:
-            self.life.wishes = Wishes()
+            self.life.wishes = Wishes(self.shelf or Shelf())
         return self.life.wishes
 
     def _show(self, delta: Delta) -> None:

@@ -12,7 +12,10 @@ from perdure.runtime.agent import Binding
 from perdure.runtime.context import ToolContext
 from perdure.runtime.log import SessionLog
 from perdure.runtime.media import clean_text
+from perdure.runtime.moments import Place
+from perdure.runtime.shared_state import SharedState
 from perdure.runtime.waste import Waste
+from perdure.runtime.wishes import Shelf
 from perdure.runtime.world import World
 
 
@@ -31,6 +34,7 @@ class Desk:
         note: Callable[[Event], None],
         request: Callable[[Command], None],
         epoch: int,
+        shared: SharedState | None = None,
     ) -> None:
         self.log = log
         self.binding = binding
@@ -38,11 +42,24 @@ class Desk:
         self.note = note
         self.request = request
         self.epoch = epoch
+        self.shared = shared
+        self.shelf = shelf_of(log, world, shared)
+        self.hooks = binding.parts.hooks
+        self.layers = (*world.middleware, *binding.agent.middleware)
         self.waste = Waste()
         self.aside = Waste()
         self.broken_off: set[int] = set()
         self.contexts: dict[int, ToolContext[Any, Any]] = {}
         self._data: dict[str, Any] = {}
+        self._place: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the moments that hooks see take place."""
+        if self._place is None:
+            state = self.log.state
+            self._place = Place(state.id, state.tenant, self.world.deps, state.data, self.shelf)
+        return self._place
 
     def publish(self, delta: Delta) -> None:
         if self.log.feed.watched:
@@ -56,6 +73,12 @@ class Desk:
         if tool not in self._data:
             self._data[tool] = codec.decode(self.log.state.data)
         return self._data[tool]
+
+
+def shelf_of(log: SessionLog, world: World, shared: SharedState | None) -> Shelf:
+    """Where this session's state keys are found."""
+    scratch = world.scratch.setdefault(log.state.tenant, {})
+    return Shelf(log.scratch, shared.state if shared is not None else None, scratch)
 
 
 def describe(error: BaseException) -> str:

@@ -7,7 +7,7 @@ intents dropped and the rules asked again. Rule 3: a stale epoch appends nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar, assert_never
 
@@ -30,13 +30,11 @@ from perdure.core.actions import (
     VetInput,
 )
 from perdure.core.commands import Command, ExpireCalls, StopRun
-from perdure.core.errors import Conflict, PerdureError, StaleEpoch, StoreError
+from perdure.core.errors import Conflict, StaleEpoch, StoreError
 from perdure.core.events import (
-    AgentPinned,
     CallAdvanced,
     CallEnded,
     CallStarted,
-    CallSuspended,
     Event,
     HistoryCompacted,
     ModelCalled,
@@ -45,7 +43,6 @@ from perdure.core.events import (
     Noted,
     RunEnded,
     RunResumed,
-    RunStarted,
 )
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight
@@ -54,14 +51,18 @@ from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
+from perdure.runtime.directives import Fact, accepted, in_turn
 from perdure.runtime.flight import COMPACTION, Cause, Flight, slot_of
-from perdure.runtime.gates import traits_of
+from perdure.runtime.hook_phases import may_push
+from perdure.runtime.intents import start_run, suspend
 from perdure.runtime.limits import find_room
 from perdure.runtime.log import Change, SessionLog
+from perdure.runtime.observers import Observers
 from perdure.runtime.perform import perform
-from perdure.runtime.perform_call import start_of, take_back
-from perdure.runtime.perform_check import check_now, is_stale
+from perdure.runtime.perform_call import start_of
+from perdure.runtime.perform_check import check_now
 from perdure.runtime.perform_model import turn_models
+from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
 
 T = TypeVar("T")
@@ -73,17 +74,19 @@ CANCEL_GRACE = 2.0
 class Driver:
     """One claim on one session: from the claim to its release, or to being overtaken."""
 
-    def __init__(self, log: SessionLog, binding: Binding, world: World, claim: Claim) -> None:
+    def __init__(
+        self, log: SessionLog, binding: Binding, world: World, claim: Claim, shared: SharedState | None = None
+    ) -> None:
         self._log = log
         self._binding = binding
         self._world = world
         self._epoch = claim.epoch
-        self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch)
-        self._layered = bool(world.middleware or binding.agent.middleware)
+        self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
+        self._observers: Observers | None = None
         self._flights: dict[int, Flight] = {}
-        self._facts: list[Event] = []
+        self._facts: list[Fact] = []
         self._requests: list[Command] = []
-        self._asked_end: RunEnded | None = None
+        self._planned = (0, 0)
         self._wakeup: asyncio.Future[None] | None = None
         self._stirred = False
         self._leaving = False
@@ -95,6 +98,8 @@ class Driver:
         """Drives until the session settles or waits; leaves nothing of its own under way."""
         self._log.attach()
         self._log.listen(self._stir)
+        if self._desk.hooks.observes:
+            self._observers = Observers(self._desk, self._note_all, self._settle_down)
         try:
             self._facts += self._recover(self._log.state)
             await self._loop()
@@ -102,6 +107,8 @@ class Driver:
             self._log.listen(None)
             self._log.detach()
             self._disarm()
+            if self._observers is not None:
+                self._observers.close()
             await self._ground()
 
     def leave(self) -> None:
@@ -126,38 +133,68 @@ class Driver:
                 raise StaleEpoch("Another driver has resumed the run.")
             self._stirred = False
             change, starts = self._plan()
+            if starts:
+                await self._check_early(change, starts)
             if change.events:
                 if not await self._append(change):
                     continue
                 # Our own commit stirs us too; what matters is whether anybody else's came after it.
                 self._stirred = self._log.state is not change.after
+                if self._observers is not None:
+                    self._observers.see(change.events, change.before)
+            else:
+                self._drop_planned()
             for flight in starts:
                 self._launch(flight)
             if self._stirred or self._facts or self._requests:
                 continue
             self._drop_checks()
-            if not self._flights:
+            if not self._flights and not (self._observers and self._observers.is_busy):
                 if await self._release():
                     return
                 continue
             self._arm()
             await self._wait()
 
+    async def _check_early(self, change: Change, starts: list[Flight]) -> None:
+        """Checks that are awaited begin before the commit, for nothing lasting happens in them.
+
+        What they come to at once shares the commit with what the model said.
+        """
+        while eager := [flight for flight in starts if self._may_check_early(flight.action)]:
+            for flight in eager:
+                starts.remove(flight)
+                self._launch(flight)
+            await asyncio.sleep(0)
+            planned, requests = self._planned
+            self._planned = (len(self._facts), requests)
+            self._add_facts(change, self._facts[planned:])
+            self._ask_rules(change, starts)
+
+    def _may_check_early(self, action: Action) -> bool:
+        """A call that listens shows how far it is: not before what it belongs to."""
+        if not isinstance(action, CheckCall):
+            return False
+        tool = self._binding.tools.get(action.name)
+        return tool is None or not tool.spec.listens
+
     def _plan(self) -> tuple[Change, list[Flight]]:
         """Facts first, then whatever the rules ask for, until they ask for nothing that can be done at once."""
         change = Change(self._log.state)
-        for fact in self._facts[:]:
-            if isinstance(fact, RunEnded) and not _still_ends(change.after, self._asked_end):
-                self._facts.remove(fact)
-            else:
-                change.add((fact,))
+        # What is noted while we plan belongs to the next plan.
+        self._planned = (len(self._facts), len(self._requests))
+        self._add_facts(change, self._facts)
         for command in self._requests:
-            change.add(_accepted(change.after, command))
+            change.add(accepted(change.after, command))
         starts: list[Flight] = []
         if not self._leaving:
             self._add_due(change)
         self._ask_rules(change, starts)
         return change, starts
+
+    def _add_facts(self, change: Change, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            change.add(fact(change.after) if callable(fact) else (fact,))
 
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
         checking: set[int] = set()
@@ -172,7 +209,7 @@ class Driver:
     def _take(self, action: Action, change: Change, starts: list[Flight], checking: set[int]) -> bool:
         """Does what can be done at once and prepares the rest; True if the change grew."""
         match action:
-            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched_end(end):
+            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched_end(end, change.after):
                 return self._prepare(EndRun(end), starts)
             case AppendEvents(events=events):
                 change.add(events)
@@ -185,20 +222,21 @@ class Driver:
             case CheckCall():
                 if action.call in self._flights or action.call in checking:
                     return False
-                checked = None if self._layered else check_now(self._desk, action)
+                after: list[Fact] = []
+                checked = None if self._desk.layers else check_now(self._desk, action, after)
                 if checked is None:
                     checking.add(action.call)
                     starts.append(Flight(action))
                     return False
-                change.add((checked,))
+                change.add(in_turn(change.after, [checked, *after]) if after else (checked,))
             case EndOperation():
                 return self._prepare(action, starts)
             case StartRun(inputs=(first, *_)) if self._binding.spec.vets_input and first not in change.after.vetted:
                 return self._prepare(VetInput(first), starts)
             case StartRun():
-                change.add(self._start_run(change.after, action))
+                change.add(start_run(self._desk, change.after, action))
             case SuspendCall():
-                change.add((self._suspend(action, change.after),))
+                change.add((suspend(self._desk, action, change.after),))
             case AbortModel():
                 self._break_off(0, "stop")
                 return False
@@ -216,40 +254,11 @@ class Driver:
             starts.append(Flight(action))
         return False
 
-    def _is_watched_end(self, end: RunEnded) -> bool:
+    def _is_watched_end(self, end: RunEnded, state: SessionState) -> bool:
         """Whether somebody may have a say about an end; not about one that a person asks for."""
-        return self._layered and end.reason not in ("stopped", "cancelled")
-
-    def _start_run(self, state: SessionState, action: StartRun) -> list[Event]:
-        first = next(queued for queued in state.queue if queued.input == action.inputs[0])
-        spec, overrides = self._binding.spec, first.overrides
-        events: list[Event] = []
-        if state.spec_digest != self._binding.digest:
-            events.append(AgentPinned(self._binding.digest, spec))
-        events.append(
-            RunStarted(
-                state.runs + 1,
-                action.inputs,
-                limits=overrides.limits or spec.limits,
-                model=overrides.model or state.model or spec.model,
-                settings=spec.settings.merged(state.settings).merged(overrides.settings),
-                output=spec.output if overrides.output is None else overrides.output,
-                continues=first.continues,
-                tools=overrides.tools,
-                window=self._window(overrides.model or state.model),
-            )
-        )
-        return events
-
-    def _window(self, model: str) -> int | None:
-        """How many tokens of the past the run's model reads, as far as anybody knows."""
-        try:
-            chosen = (
-                self._world.model(model) if model and model != self._binding.spec.model else self._binding.models[0]
-            )
-            return self._binding.spec.window.tokens or traits_of(chosen).window
-        except Exception:  # noqa: BLE001 - resolvers are user code; the call itself will say what is wrong
-            return self._binding.spec.window.tokens
+        if self._desk.layers:
+            return end.reason not in ("stopped", "cancelled")
+        return bool(self._desk.hooks.natural_end) and may_push(state, end)
 
     def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> Event:
         assert state.run is not None
@@ -279,25 +288,6 @@ class Driver:
                 return [intent, CallAdvanced(action.call, f"{action.name}-{action.call}", background=True)]
         return [intent]
 
-    def _suspend(self, action: SuspendCall, state: SessionState) -> Event:
-        call = find_call(state.run, action.call)
-        tool = self._binding.tools.get(call.name) if call else None
-        if tool is not None and action.kind == tool.kind and is_stale(self._desk, call, tool.spec):
-            return take_back(action.call)
-        if tool is None or tool.expires is None or action.kind == "unknown":
-            return CallSuspended(action.call, action.pause, action.kind, action.prompt, response=action.response)
-        default, value = (tool.on_expiry, None) if isinstance(tool.on_expiry, str) else tool.on_expiry
-        return CallSuspended(
-            action.call,
-            action.pause,
-            action.kind,
-            action.prompt,
-            self._world.clock.now() + tool.expires,
-            action.response,
-            default,
-            value,
-        )
-
     def _add_due(self, change: Change) -> None:
         """What the clock says: a run out of time, suspended calls past theirs."""
         state = change.after
@@ -316,7 +306,6 @@ class Driver:
 
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
-        facts, requests = len(self._facts), len(self._requests)
         try:
             await self._patiently(partial(self._log.append, change, epoch=self._epoch))
         except StaleEpoch:
@@ -324,9 +313,14 @@ class Driver:
         except Conflict:
             await self._patiently(self._log.refresh)
             return False
+        self._drop_planned()
+        return True
+
+    def _drop_planned(self) -> None:
+        """What is in the log, or came to nothing."""
+        facts, requests = self._planned
         del self._facts[:facts]
         del self._requests[:requests]
-        return True
 
     async def _release(self) -> bool:
         head = self._log.state.seq
@@ -357,6 +351,7 @@ class Driver:
             if seconds is not None:
                 flight.deadline = self._world.clock.now() + seconds
                 flight.timer = self._world.clock.call_later(seconds, partial(self._break_off, slot, "timeout"))
+        flight.give_up = partial(self._give_up, flight)
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
 
     async def _fly(self, flight: Flight) -> None:
@@ -377,17 +372,24 @@ class Driver:
         if flight.timer is not None:
             flight.timer.cancel()
         del self._flights[slot_of(flight.action)]
-        if isinstance(flight.action, EndRun):
-            self._asked_end = flight.action.end
         if isinstance(event, CallEnded | ModelResponded | ModelFailed):
             now = self._world.clock.monotonic()
             event = replace(event, seconds=round(now - self._lap_from, 6))
             self._lap_from = now
-        self._note(event)
+        self._note_all(flight.facts(event))
 
     def _note(self, event: Event) -> None:
         self._facts.append(event)
         self._stir()
+
+    def _note_all(self, facts: Sequence[Fact]) -> None:
+        self._facts += facts
+        self._stir()
+
+    def _settle_down(self) -> None:
+        """Nobody but the observers was waited for, perhaps: then the session can be released."""
+        if not self._flights:
+            self._stir()
 
     def _request(self, command: Command) -> None:
         self._requests.append(command)
@@ -430,6 +432,11 @@ class Driver:
         if not flight.landed and flight.task is not None:
             flight.task.cancel()
             self._land(flight, self._broken_off(flight))
+
+    def _give_up(self, flight: Flight, reason: str) -> None:
+        """A hook that is late and does not end either holds up nobody."""
+        if not flight.landed:
+            self._land(flight, flight.failed(f"a hook did not answer: {reason}"))
 
     def _broken_off(self, flight: Flight) -> Event:
         """What a model had said until then is paid for."""
@@ -482,16 +489,3 @@ class Driver:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-
-
-def _still_ends(state: SessionState, end: RunEnded | None) -> bool:
-    """Whether a run wants the end that somebody was asked about: an input or a stop may have come meanwhile."""
-    return end is not None and AppendEvents((end,)) in next_actions(state)
-
-
-def _accepted(state: SessionState, command: Command) -> tuple[Event, ...]:
-    """What a tool's or a hook's request becomes; a refusal is nothing that anybody waits for."""
-    try:
-        return accept(state, command)
-    except PerdureError as refused:
-        return (Noted("request_refused", {"request": type(command).__name__, "detail": str(refused)}),)

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal
 
-from perdure.core.actions import CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
-from perdure.core.events import CallChecked, CallEnded, Event, HistoryCompacted, InputChanged, ModelFailed
+from perdure.core.actions import (
+    AppendEvents,
+    CallModel,
+    CheckCall,
+    CompactHistory,
+    EndOperation,
+    EndRun,
+    RunTool,
+    VetInput,
+)
+from perdure.core.events import CallChecked, CallEnded, Event, HistoryCompacted, InputChanged, ModelFailed, RunEnded
 from perdure.core.messages import Text
+from perdure.core.rules import next_actions
 from perdure.core.specs import Effect
+from perdure.core.state import SessionState
 from perdure.ports import Timer
+from perdure.runtime.directives import Fact, Late
 
 Cause = Literal["stop", "timeout"]
 Awaited = CallModel | CheckCall | RunTool | EndOperation | CompactHistory | VetInput | EndRun
@@ -19,9 +33,26 @@ MODEL, COMPACTION, VETTING, ENDING = 0, -1, -2, -3
 
 
 class Flight:
-    """`cause` says why it was told to end; `landed` that its one event is on its way to the log."""
+    """`cause` says why it was told to end; `landed` that its one event is on its way to the log.
 
-    __slots__ = ("action", "cause", "deadline", "effect", "key", "landed", "max_tokens", "task", "timer")
+    `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
+    that it is committed behind. `give_up` lands it without its work, which does not end.
+    """
+
+    __slots__ = (
+        "action",
+        "after",
+        "cause",
+        "deadline",
+        "effect",
+        "give_up",
+        "key",
+        "landed",
+        "max_tokens",
+        "settle",
+        "task",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -39,8 +70,21 @@ class Flight:
         self.cause: Cause | None = None
         self.landed = False
         self.deadline = deadline
+        self.after: list[Fact] = []
+        self.settle: Callable[[Event, SessionState], Iterable[Event]] | None = None
+        self.give_up: Callable[[str], None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
+
+    def facts(self, event: Event) -> list[Fact]:
+        """Everything that it comes to, in order."""
+        settle = self.settle
+        if isinstance(self.action, EndRun) and isinstance(event, RunEnded):
+            return [partial(_if_wanted, self.action.end, event), *self.after]
+        if settle is None:
+            return [event, *self.after]
+        settled: Late = partial(settle, event)
+        return [settled, *self.after]
 
     def failed(self, reason: str) -> Event:
         """The event of work that raised where it must not: middleware, or a result that is no event."""
@@ -85,6 +129,11 @@ class Flight:
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
             case CompactHistory() | VetInput() | EndRun():
                 return self.failed("it was broken off")
+
+
+def _if_wanted(asked: RunEnded, end: RunEnded, state: SessionState) -> tuple[Event, ...]:
+    """The end that somebody was asked about, unless an input or a stop has come meanwhile."""
+    return (end,) if AppendEvents((asked,)) in next_actions(state) else ()
 
 
 def slot_of(action: Awaited) -> int:

@@ -29,8 +29,10 @@ from perdure.runtime.drive import Driver
 from perdure.runtime.flight import Flight
 from perdure.runtime.given import given_plain
 from perdure.runtime.log import Change, SessionLog, as_kept
+from perdure.runtime.observers import tell_session_end
 from perdure.runtime.perform import perform
 from perdure.runtime.perform_compaction import NOTHING
+from perdure.runtime.shared_state import SHARED, SharedState
 from perdure.runtime.world import World, schema_key
 
 KEPT_WARM = 100
@@ -50,6 +52,7 @@ class Host:
         self._logs: WeakValueDictionary[str, SessionLog] = WeakValueDictionary()
         self._warm: OrderedDict[str, SessionLog] = OrderedDict()
         self._drivers: dict[str, Driver] = {}
+        self._shared: dict[str, SharedState] = {}
         self._dropped: set[str] = set()
         self._stopping = False
 
@@ -74,7 +77,9 @@ class Host:
         known = self._bindings.get(agent.name)
         if known is not None and known.agent is agent:
             return known
-        binding = bind(agent, self.world.model, self.world.model_override)
+        if agent.name == SHARED:
+            raise UsageError(f"An agent cannot be named {SHARED!r}: shared state keys are kept under that name.")
+        binding = bind(agent, self.world.model, self.world.model_override, self.world.hooks)
         if known is not None and known.digest != binding.digest:
             raise UsageError(f"Two agents are named {agent.name!r}; give each its own name.")
         for model in (*binding.models, *binding.summarisers):
@@ -173,7 +178,8 @@ class Host:
         while True:
             page = await self.world.store.list(query)
             for row in page.rows:
-                yield row
+                if row.agent != SHARED:
+                    yield row
             if page.cursor is None:
                 return
             query = SessionQuery(query.tenant, query.agent, query.status, query.metadata, query.pending, page.cursor)
@@ -257,7 +263,8 @@ class Host:
             if claim is not None and not self._stopping:
                 if claim.head != log.state.seq:
                     await log.refresh()
-                driver = self._drivers[uid] = Driver(log, binding, self.world, claim)
+                shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
+                driver = self._drivers[uid] = Driver(log, binding, self.world, claim, shared)
                 await driver.run()
         except StaleEpoch:
             await log.refresh()
@@ -270,6 +277,29 @@ class Host:
         finally:
             self._drivers.pop(uid, None)
         self._dropped.discard(uid)
+
+    async def _shared_by(self, tenant: str) -> SharedState:
+        """The keys that the tenant's sessions share; followed from now on, so that others' changes are seen here."""
+        for _ in range(MAX_TRIES):
+            if tenant in self._shared:
+                return self._shared[tenant]
+            row = await self.world.store.find(tenant, SHARED)
+            if row is not None:
+                log = await self.load(row.uid)
+            else:
+                opened = SessionOpened(token_hex(10), SHARED, SHARED, tenant)
+                log = SessionLog(opened.uid, self.world.store, self.world.clock)
+                change = Change(log.state)
+                change.add((opened,))
+                try:
+                    await log.append(change, opening=Opening(tenant, SHARED, {}))
+                except Conflict:
+                    continue
+                self._keep(log)
+            if tenant not in self._shared:
+                log.attach()
+                self._shared[tenant] = SharedState(log)
+        raise Conflict(f"The shared state of tenant {tenant!r} could not be opened; try again.")
 
     async def _has_work(self, log: SessionLog) -> bool:
         """Claims are not for free: a submission that came while the session was driven has mostly been served."""
@@ -321,6 +351,10 @@ class Host:
         log.close()
         self._logs.pop(log.uid, None)
         self._warm.pop(log.uid, None)
+        binding = self._bindings.get(log.state.agent)
+        if binding is not None and binding.parts.hooks.session_end:
+            shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
+            await tell_session_end(log, binding, self.world, shared)
 
     def decode_output(self, state: SessionState, ended: RunSummary) -> Any:
         """A run's output in its type; what no longer fits is the caller's to mend."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -58,13 +59,17 @@ class Change:
 
 
 class SessionLog:
-    """One session's state, feed and waiters in this process, and by input what callers want done on a model error."""
+    """One session's state, feed and waiters in this process.
+
+    By input it has what callers want done on a model error; `scratch` holds the state keys that are not persistent.
+    """
 
     def __init__(self, uid: str, store: Store, clock: Clock) -> None:
         self.uid = uid
         self.state = new_state()
         self.feed = Feed()
         self.recourses: dict[int, OnModelError] = {}
+        self.scratch: dict[str, tuple[int, Any]] = {}
         self._store = store
         self._clock = clock
         self._lock = asyncio.Lock()

@@ -21,42 +21,51 @@ from perdure.core.events import (
 )
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
+from perdure.runtime.hook_phases import before_compaction, natural_end, vet_input
 from perdure.runtime.log import as_kept
 from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_compaction import compact_history
 from perdure.runtime.perform_model import call_model, number_calls
+from perdure.runtime.vetting import vet_answer, vet_words
 
 
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
-    stand_in = desk.world.stand_in
-    if stand_in is not None and (event := await stand_in(desk, flight.action)) is not None:
-        return as_kept(event)
-    layers = (*desk.world.middleware, *desk.binding.agent.middleware)
-    if not layers:
-        return as_kept(await _perform(desk, flight, flight.action))
-    innermost = partial(_perform, desk, flight)
-    return as_kept(_fitting(desk, flight.action, await compose(layers, innermost)(flight.action)))
+    action, stand_in = flight.action, desk.world.stand_in
+    if stand_in is not None and (answer := await stand_in(desk, action)) is not None:
+        return as_kept(answer)
+    if desk.layers:
+        innermost = partial(_perform, desk, flight)
+        event = _fitting(desk, action, await compose(desk.layers, innermost)(action))
+    else:
+        event = await _perform(desk, flight, action)
+    if desk.binding.parts.guardrails:
+        if isinstance(action, CallModel) and isinstance(event, ModelResponded):
+            event = await vet_answer(desk, flight, action, event)
+        elif isinstance(event, InputChanged):
+            event = await vet_words(desk, flight, event)
+    return as_kept(event)
 
 
 async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
     match action:
         case CallModel():
-            return await call_model(desk, action, flight.max_tokens)
+            return await call_model(desk, flight, action)
         case RunTool():
-            return await run_tool(desk, action, flight.key, flight.deadline)
+            return await run_tool(desk, flight, action)
         case CheckCall():
-            return await check_call(desk, action)
+            return await check_call(desk, flight, action)
         case EndOperation():
             return await end_operation(desk, action)
         case CompactHistory():
-            return await compact_history(desk, action)
+            own = await before_compaction(desk, flight, action) if desk.hooks.compaction else None
+            return await compact_history(desk, action) if own is None else own
         case VetInput(input=input):
-            return InputChanged(input, vetted=True)
+            return await vet_input(desk, flight, input)
         case EndRun(end=end):
-            return end
+            return await natural_end(desk, flight, end)
         case _:
             raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
 

@@ -18,8 +18,14 @@ from perdure.core.state import SessionState, find_call
 from perdure.runtime.clock import sleep
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
+from perdure.runtime.directives import Result
+from perdure.runtime.flight import Flight
+from perdure.runtime.hook_phases import after_tool, before_tool
 from perdure.runtime.media import Artifacts, clean_text, result_parts
-from perdure.runtime.perform_check import is_stale, prepared_of
+from perdure.runtime.moments import CallMoment
+from perdure.runtime.perform_check import check_again, is_stale, prepared_of
+from perdure.runtime.plain import to_json
+from perdure.runtime.settling import settle_wishes
 from perdure.runtime.spill import spill
 from perdure.runtime.tools import Tool
 
@@ -60,27 +66,49 @@ async def end_operation(desk: Desk, action: EndOperation) -> CallEnded:
     return CallEnded(action.call, "unknown", (Text(text),), in_doubt=True)
 
 
-async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None) -> CallEnded:
-    """Runs the tool and reports its outcome; only the driver's cancellation gets out."""
+async def run_tool(desk: Desk, flight: Flight, action: RunTool) -> CallEnded:
+    """Runs the tool, with the hooks around it, and reports its outcome; only the driver's cancellation gets out."""
     tool = desk.binding.tools[action.name]
     call = find_call(desk.log.state.run, action.call)
-    edited = _edited(call)
     prepared = prepared_of(call)
     if prepared is not None and prepared.valid_until is not None and prepared.valid_until < desk.world.clock.now():
         return _not_started(action, tool, "what was prepared has expired; prepare it again.")
     try:
         values = tool.parse(action.arguments)
-        context = _context(desk, action, call, key, deadline)
+        context = _context(desk, action, call, flight)
     except ValueError as error:
         return _not_started(action, tool, error)
+    own: Result | None = None
+    if desk.hooks.before_tool and not action.operation:
+        came = await _ask_before(desk, flight, action, values)
+        if isinstance(came, CallEnded):
+            return came
+        own, values = (came, values) if isinstance(came, Result) else (None, came)
+    ended = await _run(desk, flight, action, values, context, own)
+    return await after_tool(desk, flight, action, values, ended) if desk.hooks.after_tool else ended
+
+
+async def _run(
+    desk: Desk,
+    flight: Flight,
+    action: RunTool,
+    values: dict[str, Any],
+    context: ToolContext[Any, Any],
+    own: Result | None,
+) -> CallEnded:
+    """What comes of the tool, or of the result that a hook gave in its place."""
+    tool = desk.binding.tools[action.name]
+    edited = _edited(find_call(desk.log.state.run, action.call))
     desk.contexts[action.call] = context
     try:
-        value = await _carry_out(desk, tool, action, values, context)
+        value = await _carry_out(desk, tool, action, values, context) if own is None else own.value
         made = result_parts(value, context.artifacts)
         parts = spill(made, context.artifacts)
         await context.artifacts.flush()
-        ended = _ended(desk, action, (*edited, *parts), context)
-        return replace(ended, spilled=True) if parts != tuple(made) else ended
+        ended = CallEnded(action.call, "ok", (*edited, *parts), spilled=parts != tuple(made))
+        if context.life.wishes is not None:
+            return await settle_wishes(desk, flight, action, ended, context.life.wishes)
+        return ended
     except ToolError as error:
         return CallEnded(action.call, "error", (*edited, Text(clean_text(str(error)) or "The tool failed.")))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool is user code: its failure is a fact
@@ -90,22 +118,37 @@ async def run_tool(desk: Desk, action: RunTool, key: str, deadline: float | None
         del desk.contexts[action.call]
 
 
-def _ended(desk: Desk, action: RunTool, parts: tuple[Part, ...], context: ToolContext[Any, Any]) -> CallEnded:
-    wishes = context.life.wishes
-    if wishes is None:
-        return CallEnded(action.call, "ok", parts)
-    if wrong := wishes.conflict(action.call, desk.log.state):
-        text = f"{action.name} (call {action.call}) and another call of this turn used the same state: {wrong}."
-        return CallEnded(action.call, "error", (Text(text),), in_doubt=True)
-    return CallEnded(
+async def _ask_before(
+    desk: Desk, flight: Flight, action: RunTool, values: dict[str, Any]
+) -> dict[str, Any] | Result | CallEnded:
+    """What the hooks before a tool say; other arguments have to fit, and to be allowed, like the first ones."""
+    tool = desk.binding.tools[action.name]
+    moment = CallMoment(
+        desk.place,
+        desk.log.state,
+        None,
         action.call,
-        "ok",
-        parts,
-        ends=wishes.ends,
-        output=wishes.output,
-        changes=wishes.settled(desk.log.state),
-        next=wishes.next,
+        action.name,
+        dict(values),
+        tool.spec.effect,
+        action.attempt,
+        flight.key,
     )
+    came = await before_tool(desk, flight, moment)
+    if isinstance(came, CallEnded):
+        return replace(came, in_doubt=action.attempt > 1 and tool.effect != "read")
+    if isinstance(came, Result) or came == values:
+        return came
+    try:
+        arguments = to_json(came)
+        changed = tool.parse(arguments)
+    except ValueError as error:
+        return _not_started(action, tool, f"a hook gave it arguments that do not fit: {error}")
+    if wrong := await check_again(desk, flight, action.call, action.name, arguments):
+        text = f"A hook changed the arguments of {action.name}. {wrong} The call was not carried out."
+        in_doubt = action.attempt > 1 and tool.effect != "read"
+        return CallEnded(action.call, "denied", (Text(text),), in_doubt=in_doubt)
+    return changed
 
 
 async def _carry_out(
@@ -161,25 +204,26 @@ def _is_advanced(state: SessionState, ordinal: int) -> bool:
     return call is None or bool(call.operation)
 
 
-def _context(desk: Desk, action: RunTool, call: Call | None, key: str, deadline: float | None) -> ToolContext[Any, Any]:
+def _context(desk: Desk, action: RunTool, call: Call | None, flight: Flight) -> ToolContext[Any, Any]:
     state = desk.log.state
     decision = call.decision if call else None
     return ToolContext(
         deps=desk.world.deps,
         data=desk.data(action.name),
-        idempotency_key=key,
+        idempotency_key=flight.key,
         session=state.id,
         tenant=state.tenant,
         call=action.call,
         run=state.run.run if state.run else 0,
         attempt=action.attempt,
         state=state,
-        deadline=deadline,
+        deadline=flight.deadline,
         decision=decision.value if decision else None,
         prepared=prepared_of(call),
         artifacts=Artifacts(desk.world.store, desk.log.uid),
         publish=desk.publish,
         loop=asyncio.get_running_loop(),
+        shelf=desk.shelf,
     )
 
 

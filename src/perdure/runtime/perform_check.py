@@ -19,8 +19,12 @@ from perdure.core.specs import ToolSpec
 from perdure.core.versions import changes_of_tool
 from perdure.runtime.clock import within
 from perdure.runtime.desk import Desk, describe
+from perdure.runtime.directives import Fact
+from perdure.runtime.flight import Flight
+from perdure.runtime.hook_phases import judge_gates, judge_gates_now
+from perdure.runtime.moments import CallMoment
 from perdure.runtime.plain import to_plain
-from perdure.runtime.policy import CallView, Judgement, judge, judge_now
+from perdure.runtime.policy import CallView, Judgement, judge, judge_now, settle_ask
 from perdure.runtime.questions import questions_in, response_schema, show_questions
 from perdure.runtime.tools import Tool
 from perdure.runtime.wishes import Prepared
@@ -43,8 +47,8 @@ class Case:
         self.prepared: Prepared | None = None
 
 
-def check_now(desk: Desk, action: CheckCall) -> CallChecked | None:
-    """The verdict where no user code has to be awaited; None where it has."""
+def check_now(desk: Desk, action: CheckCall, after: list[Fact]) -> CallChecked | None:
+    """The verdict where no user code has to be awaited; None where it has. Gates may add to the facts `after` it."""
     case = _open_case(desk, action)
     if isinstance(case, CallChecked):
         return case
@@ -64,10 +68,13 @@ def check_now(desk: Desk, action: CheckCall) -> CallChecked | None:
     except SystemExit as error:
         # Raised by a predicate here, in the driver, it would end the program and all its sessions.
         return CallChecked(action.call, "deny", "check", describe(error))
+    if judgement is not None and desk.hooks.tool_gate:
+        gated = judge_gates_now(desk, _moment(desk, action.call, case, judgement), judgement, after)
+        judgement = None if gated is None else _settled(desk, action, case, gated)
     return None if judgement is None else _checked(desk, action, case, judgement)
 
 
-async def check_call(desk: Desk, action: CheckCall) -> CallChecked:
+async def check_call(desk: Desk, flight: Flight, action: CheckCall) -> CallChecked:
     """The verdict, with the call prepared and the policy's predicates awaited."""
     case = _open_case(desk, action)
     if isinstance(case, CallChecked):
@@ -89,6 +96,9 @@ async def check_call(desk: Desk, action: CheckCall) -> CallChecked:
         case.digest,
         approved=_is_approved(desk, action, case),
     )
+    if desk.hooks.tool_gate:
+        gated = await judge_gates(desk, flight, _moment(desk, action.call, case, judgement), judgement)
+        judgement = _settled(desk, action, case, gated)
     return _checked(desk, action, case, judgement)
 
 
@@ -102,6 +112,44 @@ def _changed_since(desk: Desk, action: CheckCall, case: Case) -> Judgement | Non
     if not fields:
         return None
     return Judgement("ask", "changed", f"{action.name} has another {', '.join(fields)} since this run began")
+
+
+async def check_again(desk: Desk, flight: Flight, call: int, name: str, arguments: str) -> str:
+    """Why a call must not start with arguments that a hook has changed; nothing if it may.
+
+    They are judged as if the model had written them; nobody has approved them, and nobody can be asked any more.
+    """
+    action = CheckCall(call, name, arguments)
+    case = _open_case(desk, action)
+    if isinstance(case, CallChecked):
+        return case.reason
+    remembered = desk.log.state.remembered
+    said = await judge(desk.binding.agent.policy, case, case.view, remembered, case.digest)
+    if desk.hooks.tool_gate:
+        gated = await judge_gates(desk, flight, _moment(desk, call, case, said), said)
+        said = _settled(desk, action, case, gated)
+    match said.verdict:
+        case "allow":
+            return ""
+        case "ask":
+            return f"With other arguments it needs an approval of its own ({said.rule})."
+        case "deny":
+            return f"It is not allowed ({said.rule}): {said.reason}"
+
+
+def _moment(desk: Desk, call: int, case: Case, said: Judgement) -> CallMoment:
+    view = case.view
+    return CallMoment(
+        desk.place, desk.log.state, None, call, view.name, view.arguments, view.effect, verdict=said.verdict
+    )
+
+
+def _settled(desk: Desk, action: CheckCall, case: Case, said: Judgement) -> Judgement:
+    """An approval that was given, or that is remembered, satisfies a gate's ask as it does a rule's."""
+    if said.verdict != "ask" or not said.rule.startswith("hook"):
+        return said
+    remembered = desk.log.state.remembered
+    return settle_ask(said, case.view.name, remembered, case.digest, approved=_is_approved(desk, action, case))
 
 
 def bound_of(desk: Desk, spec: ToolSpec, arguments: str, prepared: Prepared | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,21 +17,24 @@ from perdure.core.messages import AnswerPart, AssistantMessage, ToolCall, Usage,
 from perdure.core.specs import NextTurn, ToolSpec
 from perdure.core.state import RunState, SessionState
 from perdure.core.transcript import transcript
-from perdure.ports import Model, ModelRequest
+from perdure.ports import Model, ModelRequest, ModelResponse
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
+from perdure.runtime.flight import Flight
 from perdure.runtime.gates import traits_of
+from perdure.runtime.hook_phases import after_model, before_model
 from perdure.runtime.ladder import Answered, GaveUp, Ladder
+from perdure.runtime.plugins import Words
 from perdure.runtime.spill import READ_OUTPUT
 from perdure.runtime.surroundings import Surroundings, behind, gather
-from perdure.runtime.waste import price_of
+from perdure.runtime.waste import Waste, price_of
 from perdure.runtime.world import schema_key
 
 PLAIN_TEXT = {"type": "string"}
 """The schema of `output=str`, by which a run asks for words although its agent has a type."""
 
 
-async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> Event:
+async def call_model(desk: Desk, flight: Flight, action: CallModel) -> Event:
     """One turn's answer, or the reason why there is none."""
     state = desk.log.state
     run = state.run
@@ -39,7 +42,16 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
         return ModelFailed("internal", "the run is over")
     try:
         models = turn_models(desk, run, action.model)
-        request = await _build_request(desk, state, run, action, max_tokens)
+        request = await _build_request(desk, state, run, action, flight.max_tokens)
+        if desk.hooks.before_model:
+            came = await before_model(desk, flight, action, request)
+            if isinstance(came, ModelFailed):
+                return came
+            if isinstance(came, ModelResponse):
+                return await _answered_here(desk, flight, request, came)
+            if came.model != request.model:
+                models = turn_models(desk, run, came.model)
+            request = came
     except Exception as error:  # noqa: BLE001 - instructions and resolvers are user code
         return ModelFailed("internal", describe(error))
     recourse = desk.binding.agent.on_model_error
@@ -52,7 +64,22 @@ async def call_model(desk: Desk, action: CallModel, max_tokens: int | None) -> E
         return ModelFailed(
             came.kind, came.detail, wasted=wasted, cost_usd=came.waste.cost_usd if wasted.total else None
         )
+    if desk.hooks.after_model:
+        came = replace(came, response=await after_model(desk, flight, request, came.response))
     return _responded(desk, state, run, came)
+
+
+async def _answered_here(desk: Desk, flight: Flight, request: ModelRequest, own: ModelResponse) -> Event:
+    """A hook's own answer: no model was asked, so nothing was paid."""
+    state = desk.log.state
+    assert state.run is not None
+    own = own if own.usage is not None else replace(own, usage=Usage())
+    if desk.hooks.after_model:
+        own = await after_model(desk, flight, request, own)
+    waste = desk.waste = Waste()
+    model = turn_models(desk, state.run)[0]
+    event = _responded(desk, state, state.run, Answered(model, own, waste))
+    return replace(event, cost_usd=0.0) if not event.usage.total else event
 
 
 def turn_models(desk: Desk, run: RunState, override: str = "") -> tuple[Model, ...]:
@@ -87,13 +114,12 @@ async def _build_request(
 
 async def _surround(desk: Desk, state: SessionState, run: RunState, action: CallModel) -> Surroundings:
     """The instructions, and what else the request carries beside the conversation."""
-    agent = desk.binding.agent
-    instructions = agent.instructions
-    if isinstance(instructions, str):
-        # A run keeps the words that it began with.
-        instructions = state.spec.instructions if state.spec else instructions
-        if not agent.context:
-            return Surroundings(instructions, suffix=behind(state, action.turn))
+    parts = desk.binding.parts
+    # A run keeps the words that it began with.
+    instructions = state.spec.instructions if state.spec else desk.binding.spec.instructions
+    sources = (*desk.binding.agent.context, *parts.context)
+    if not (parts.is_worded or sources):
+        return Surroundings(instructions, suffix=behind(state, action.turn))
     context: ToolContext[Any, Any] = ToolContext(
         deps=desk.world.deps,
         data=state.data,
@@ -101,26 +127,38 @@ async def _surround(desk: Desk, state: SessionState, run: RunState, action: Call
         tenant=state.tenant,
         run=run.run,
         state=state,
+        shelf=desk.shelf,
     )
-    if not isinstance(instructions, str):
-        text = instructions(context)
-        instructions = await text if inspect.isawaitable(text) else text
-        if not isinstance(instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
-            raise UsageError(f"The instructions returned {type(instructions).__name__}; they have to return text.")
-    return await gather(agent.context, instructions, state, action.turn, context)
+    if parts.is_worded:
+        instructions = "\n\n".join(await _words(context, parts.instructions))
+    return await gather(sources, instructions, state, action.turn, context)
+
+
+async def _words(context: ToolContext[Any, Any], given: Sequence[Words]) -> list[str]:
+    """Prompt parts as text; those that say nothing are left out."""
+    texts: list[str] = []
+    for words in given:
+        text = words if isinstance(words, str) else words(context)
+        text = await text if inspect.isawaitable(text) else text
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+            raise UsageError(f"The instructions returned {type(text).__name__}; they have to return text.")
+        texts += [text] if text else []
+    return texts
 
 
 def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | None) -> tuple[ToolSpec, ...]:
     """The tools that the run began with, those that a client declared for it, and one for long results if needed.
 
-    What was revealed comes last, so that the beginning stays the same.
+    What the policy denies in any case the model does not see. What was revealed comes last, so that the beginning
+    stays the same.
     """
-    spec = state.spec or desk.binding.spec
-    tools = spec.tools
-    if spec is not desk.binding.spec:
-        tools = tuple(tool for tool in tools if tool.name in desk.binding.tools)
+    binding, policy = desk.binding, desk.binding.agent.policy
+    tools = binding.offered
+    if state.spec is not None and state.spec_digest != binding.digest:
+        kept = [tool for tool in state.spec.tools if tool.name in binding.tools]
+        tools = tuple(tool for tool in kept if not policy.forbids(tool.name))
     if run.tools:
-        tools = (*tools, *run.tools)
+        tools = (*tools, *(tool for tool in run.tools if not policy.forbids(tool.name)))
     if state.has_spilled and all(tool.name != READ_OUTPUT for tool in tools):
         tools = (*tools, desk.binding.tools[READ_OUTPUT].spec)
     if next is None and not [tool for tool in tools if tool.hidden or tool.deferred]:
@@ -135,7 +173,7 @@ def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | N
     return tuple(shown.values())
 
 
-def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> Event:
+def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> ModelResponded:
     model, response = came.model, came.response
     message = AssistantMessage(number_calls(response.parts, state.calls), traits_of(model).provider)
     usage = _settle(run, state, response.usage, message)

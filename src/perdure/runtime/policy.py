@@ -77,6 +77,10 @@ class Policy(msgspec.Struct, frozen=True, eq=False):
         names = (tuple(map(_rule_name, rules)) for rules in (self.allow, self.ask, self.deny))
         return PolicySpec(*names)
 
+    def forbids(self, tool: str) -> bool:
+        """Whether every call of the tool is denied, whatever its arguments; of predicates nobody knows before."""
+        return any(isinstance(rule, str) and matches(rule, tool) for rule in self.deny)
+
 
 _ALLOWED = Judgement("allow")
 _NO_RULES = Policy()
@@ -134,6 +138,13 @@ async def judge(
             predicate = steps.send(answer)
     except StopIteration as end:
         return end.value
+
+
+def settle_ask(
+    asked: Judgement, name: str, remembered: Sequence[Remembered], digest: str, *, approved: bool
+) -> Judgement:
+    """What becomes of an ask that did not come from a rule: an approval satisfies it all the same."""
+    return _Approvals(remembered, digest, approved).settle(name, asked)
 
 
 class _Approvals(msgspec.Struct, frozen=True):

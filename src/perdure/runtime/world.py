@@ -13,6 +13,7 @@ from perdure.core.messages import JSON
 from perdure.ports import Clock, Connected, Model, Store
 from perdure.runtime.drafts import DraftTimer
 from perdure.runtime.gates import Gates
+from perdure.runtime.hooks import Hooks
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.schema import Codec
 from perdure.runtime.threads import DaemonThreads
@@ -25,6 +26,7 @@ class World:
     """`models` and `outputs` hold what callers passed for single runs: the log has only their names.
 
     `stand_in` may answer an action in the place of whoever would perform it: a replay asks nobody.
+    `scratch` holds, by tenant, the shared state keys that are not persistent.
     """
 
     store: Store
@@ -34,9 +36,11 @@ class World:
     model_override: Model | None = None
     deps: Any = None
     middleware: tuple[Middleware, ...] = ()
+    hooks: tuple[Hooks, ...] = ()
     models: dict[str, Model] = field(default_factory=dict[str, Model])
     outputs: dict[str, Codec] = field(default_factory=dict[str, Codec])
     connected: dict[int, Connected] = field(default_factory=dict[int, Connected])
+    scratch: dict[str, dict[str, tuple[int, Any]]] = field(default_factory=dict[str, dict[str, tuple[int, Any]]])
     lent: int = 1
     stand_in: Callable[[Any, Action], Awaitable[Event | None]] | None = None
     gates: Gates = field(init=False)
