@@ -162,6 +162,7 @@ def test_what_a_provider_counts_corrects_our_estimates_within_reason(usage: Usag
     state = folded(LONG, turn(6), answered(usage=usage))
     assert state.token_ratio == ratio
     assert state.context_tokens >= 0
+    assert evolve(state, MIDDLE).context_tokens >= 0
 
 
 def test_a_provider_that_counts_far_less_does_not_make_a_compaction_vain() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perdure.core.codec import decode_event, encode_event
 from perdure.core.events import (
@@ -15,12 +16,17 @@ from perdure.core.events import (
     CallStarted,
     CallSuspended,
     Event,
+    HistoryCompacted,
+    HistoryCut,
+    HistoryImported,
+    InputChanged,
     ModelCalled,
     ModelFailed,
     Reservation,
     RunEnded,
     RunResumed,
     RunStarted,
+    StateChanged,
 )
 from perdure.core.fold import evolve, fold
 from perdure.core.messages import Text, Usage
@@ -82,6 +88,29 @@ def test_evolve_takes_an_event_that_does_not_belong_there(seed: int, stray: Even
     state = fold([*events[:at], stray, *events[at:]])
     next_actions(state)
     assert state.seq == len(events) + 1
+
+
+@pytest.mark.parametrize("kind", [HistoryCompacted, HistoryCut, HistoryImported, InputChanged, StateChanged])
+def test_what_changes_the_past_may_come_at_any_time(kind: type[Event]) -> None:
+    """Each at any place of a log, with numbers that make sense or none: the log can be read, and goes on."""
+
+    @settings(often, max_examples=40)
+    @given(st.integers(0, 10**6), values(kind), st.data())
+    def check(seed: int, stray: Event, data: st.DataObject) -> None:
+        events = simulated(seed)
+        at = data.draw(st.integers(0, len(events)))
+        before = fold(events[:at])
+        seen = repr(before)
+        if isinstance(stray, HistoryCompacted):
+            stray = replace(stray, view=before.view)
+        state = fold([stray, *events[at:]], before)
+        next_actions(state)
+        summarise(state)
+        assert state.seq == len(events) + 1
+        assert repr(before) == seen
+        assert state == fold([*events[:at], stray, *events[at:]])
+
+    check()
 
 
 @often

@@ -57,8 +57,8 @@ def compact(state: SessionState, event: HistoryCompacted) -> SessionState:
         messages, asked = view_after(state, event)
         state = replace(state, ledger=joined_ledger(state, event.ledger))
         state = replace(with_view(state, messages), asked=asked)
-        left = (state.overhead_tokens + state.estimated_tokens) / max(1, known)
-        state = replace(state, context_tokens=int(before * left))
+        left = state.overhead_tokens + state.estimated_tokens
+        state = replace(state, context_tokens=before * left // max(1, known))
     helped = not event.error and state.estimated_tokens < estimated
     return _after_compaction(state, event, before, helped=helped)
 

@@ -142,6 +142,8 @@ class Driver:
                 self._stirred = self._log.state is not change.after
                 if self._observers is not None:
                     self._observers.see(change.events, change.before)
+            else:
+                self._drop_planned()
             for flight in starts:
                 self._launch(flight)
             if self._stirred or self._facts or self._requests:
@@ -304,7 +306,6 @@ class Driver:
 
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
-        facts, requests = self._planned
         try:
             await self._patiently(partial(self._log.append, change, epoch=self._epoch))
         except StaleEpoch:
@@ -312,9 +313,14 @@ class Driver:
         except Conflict:
             await self._patiently(self._log.refresh)
             return False
+        self._drop_planned()
+        return True
+
+    def _drop_planned(self) -> None:
+        """What is in the log, or came to nothing."""
+        facts, requests = self._planned
         del self._facts[:facts]
         del self._requests[:requests]
-        return True
 
     async def _release(self) -> bool:
         head = self._log.state.seq
@@ -472,9 +478,10 @@ class Driver:
         self._disarm()
         run = self._log.state.run
         left = self._time_left(self._log.state)
-        for call in run.calls if run else ():
-            if call.pause and call.pause.expires_at is not None:
-                left = min(left, call.pause.expires_at - self._world.clock.now())
+        times = [call.pause.expires_at for call in (run.calls if run else ()) if call.pause]
+        times += [queued.at for queued in self._log.state.queue]
+        for at in times:
+            left = left if at is None else min(left, at - self._world.clock.now())
         if left != float("inf"):
             self._alarm = self._world.clock.call_later(max(0.0, left), self._stir)
 

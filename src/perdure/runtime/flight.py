@@ -7,9 +7,19 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
 
-from perdure.core.actions import CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
-from perdure.core.events import CallChecked, CallEnded, Event, HistoryCompacted, InputChanged, ModelFailed
+from perdure.core.actions import (
+    AppendEvents,
+    CallModel,
+    CheckCall,
+    CompactHistory,
+    EndOperation,
+    EndRun,
+    RunTool,
+    VetInput,
+)
+from perdure.core.events import CallChecked, CallEnded, Event, HistoryCompacted, InputChanged, ModelFailed, RunEnded
 from perdure.core.messages import Text
+from perdure.core.rules import next_actions
 from perdure.core.specs import Effect
 from perdure.core.state import SessionState
 from perdure.ports import Timer
@@ -69,6 +79,8 @@ class Flight:
     def facts(self, event: Event) -> list[Fact]:
         """Everything that it comes to, in order."""
         settle = self.settle
+        if isinstance(self.action, EndRun) and isinstance(event, RunEnded):
+            return [partial(_if_wanted, self.action.end, event), *self.after]
         if settle is None:
             return [event, *self.after]
         settled: Late = partial(settle, event)
@@ -117,6 +129,11 @@ class Flight:
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
             case CompactHistory() | VetInput() | EndRun():
                 return self.failed("it was broken off")
+
+
+def _if_wanted(asked: RunEnded, end: RunEnded, state: SessionState) -> tuple[Event, ...]:
+    """The end that somebody was asked about, unless an input or a stop has come meanwhile."""
+    return (end,) if AppendEvents((asked,)) in next_actions(state) else ()
 
 
 def slot_of(action: Awaited) -> int:
