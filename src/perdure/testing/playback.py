@@ -17,18 +17,19 @@ from perdure.core.actions import (
     AbortModel,
     Action,
     CallModel,
+    CheckCall,
     CompactHistory,
     EndOperation,
     RunTool,
 )
 from perdure.core.events import (
+    CallChecked,
     CallEnded,
     Event,
     HistoryCompacted,
     ModelFailed,
     ModelResponded,
     RunResumed,
-    SessionOpened,
 )
 from perdure.core.messages import Text
 from perdure.core.rules import next_actions
@@ -39,7 +40,9 @@ from perdure.runtime.flight import slot_of
 from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
 from perdure.runtime.log import SessionLog
+from perdure.runtime.perform_check import bound_of
 from perdure.runtime.perform_model import number_calls
+from perdure.runtime.wishes import Prepared
 from perdure.runtime.world import World
 from perdure.testing.given_again import given_now
 from perdure.testing.played import RecordedClock
@@ -110,6 +113,8 @@ class Conductor:
     # Standing in
 
     async def _stand_in(self, desk: Desk, action: Action) -> Event | None:
+        if isinstance(action, CheckCall):
+            return self._prepared(desk, action)
         if not isinstance(action, CallModel | RunTool | EndOperation | CompactHistory):
             return None
         if self._asks and isinstance(action, CompactHistory):
@@ -127,6 +132,21 @@ class Conductor:
             if self._waiting.get(slot_of(action)) is waiting:
                 del self._waiting[slot_of(action)]
         return None if self._is_asked(action) else self._landing(desk, waiting)
+
+    def _prepared(self, desk: Desk, action: CheckCall) -> CallChecked | None:
+        """The check of a call that was prepared then: nobody prepares it again."""
+        tool = desk.binding.tools.get(action.name)
+        if tool is None or not tool.spec.listens:
+            return None
+        known = self._recorded.checks.get(call_key(action.name, action.arguments))
+        event = known.popleft().event if known else None
+        if not isinstance(event, CallChecked):
+            why = f"The record has no preparation of this call of {action.name}; a replay prepares nothing."
+            return CallChecked(action.call, "invalid", "schema", why)
+        prepared = Prepared(event.snapshot, event.revision, ready=True, valid_until=event.valid_until)
+        shown = prepared if event.snapshot is not None or event.revision else None
+        bound = bound_of(desk, tool.spec, action.arguments, shown) if event.bound else ""
+        return replace(event, call=action.call, bound=bound)
 
     def _is_asked(self, action: Work) -> bool:
         return self._asks and isinstance(action, CallModel)
@@ -254,11 +274,11 @@ class Conductor:
         return head.index < first.index and head.place <= place_of(self._log.state)
 
     def _is_break(self, head: Item) -> bool:
-        """A crash or a fork; what was given while nobody drove stands right before the resumption."""
+        """A crash; what was given while nobody drove stands right before the resumption."""
         for item in self._recorded.given:
             if item.group != head.group:
                 return False
-            if isinstance(item.event, RunResumed | SessionOpened):
+            if isinstance(item.event, RunResumed):
                 return not any(
                     waiting.item and waiting.item.group == head.group and waiting.index < item.index
                     for waiting in self._waiting.values()
@@ -270,7 +290,7 @@ class Conductor:
         items: list[Item] = []
         while self._recorded.given:
             items.append(self._recorded.given.popleft())
-            if isinstance(items[-1].event, RunResumed | SessionOpened):
+            if isinstance(items[-1].event, RunResumed):
                 break
         await self._start(items)
 
@@ -279,7 +299,7 @@ class Conductor:
         landing = [w for w in self._waiting.values() if w.item and w.item.group == group]
         items: list[Item] = []
         queue = self._recorded.given
-        while queue and queue[0].group == group and not isinstance(queue[0].event, RunResumed | SessionOpened):
+        while queue and queue[0].group == group and not isinstance(queue[0].event, RunResumed):
             items.append(queue.popleft())
         desk = next((waiting.desk for waiting in self._waiting.values()), None)
         self._release(sorted(landing, key=lambda waiting: waiting.index))
