@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Decision, Limits, ModelError, Policy, Record, Runtime, UsageError, tool
-from perdure.events import CallStarted, CallSuspended
+from perdure import Agent, Decision, Limits, ModelError, Policy, Record, Runtime, ToolContext, UsageError, tool
+from perdure.events import CallDecided, CallStarted, CallSuspended
+from perdure.runtime.wishes import Prepared
 from perdure.stores.memory import MemoryStore
-from perdure.testing import Replayed, ScriptedModel, call, check_replay, replay
+from perdure.testing import ManualClock, Replayed, ScriptedModel, call, check_replay, replay
 from perdure.testing.replay import show_differences
+from perdure.tools import frontend
 from tests.runtime.recordings import record
-from tests.runtime.scenes import check_log, seen, soon
+from tests.runtime.scenes import check_log, seen, soon, turned
 
 SESSIONS = 100
 TOGETHER = 10
@@ -237,3 +239,54 @@ def test_an_exported_session_is_checked_in_one_line(tmp_path: Path) -> None:
     assert check_replay(path, agent).identical
     with pytest.raises(AssertionError, match=r"x.jsonl: \d+ differences\nrun 1, before its first turn\n  agent"):
         check_replay(path, clerk(*SCRIPT, policy=Policy(deny=["look"])))
+
+
+async def test_what_tools_of_other_kinds_came_to_is_played_back(memory: MemoryStore) -> None:
+    clock = ManualClock()
+    called: list[str] = []
+
+    @tool(effect="once")
+    async def build(name: str) -> str:
+        called.append("build")
+        return f"op-{name}"
+
+    @build.check
+    async def follow(operation: str, ctx: ToolContext) -> str:
+        called.append("follow")
+        return f"{operation} is built"
+
+    @tool(effect="once", ask=True, expires=60)
+    async def buy(item: str) -> str:
+        called.append("buy")
+        return "bought"
+
+    @buy.listen
+    async def quote(item: str) -> Any:
+        called.append("quote")
+        yield Prepared({"price": len(called)}, "r1", ready=True)
+
+    @tool(kind="external")
+    async def sign(paper: str) -> str: ...
+
+    calls = [call("build", name="x"), call("buy", item="a"), call("sign", paper="p"), call("show", what="map")]
+    agent = clerk(calls, [call("buy", item="b")], "Done.", tools=[build, buy, sign])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go", tools=[frontend("show", parameters={"type": "object"})])
+        await seen(session, CallSuspended, 3)
+        for item in (await soon(run)).pending:
+            value = None if item.kind == "approval" else "signed"
+            await session.decide(item.id, "approve" if item.kind == "approval" else "answer", value=value)
+        await seen(session, CallSuspended, 4)
+        await clock.advance(61)
+        await turned(clock, lambda: session.state.run is None)
+        records = await session.records()
+    assert [event.by for event in of_kind(records, CallDecided)][-1] == "expiry"
+    before = list(called)
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
+    assert called == before, "nothing was started, followed, prepared or bought"
+
+
+def of_kind(records: list[Record], kind: type[Any]) -> list[Any]:
+    return [record.event for record in records if isinstance(record.event, kind)]
