@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Decision, Limits, ModelError, Policy, Record, Runtime, ToolContext, UsageError, tool
-from perdure.events import CallDecided, CallStarted, CallSuspended
+from perdure.core.commands import Decide, DecideAll
+from perdure.core.specs import StopWhen
+from perdure.events import CallDecided, CallEnded, CallStarted, CallSuspended, RunEnded
+from perdure.runtime.clock import sleep
 from perdure.runtime.wishes import Prepared
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock, Replayed, ScriptedModel, call, check_replay, replay
@@ -290,3 +293,77 @@ async def test_what_tools_of_other_kinds_came_to_is_played_back(memory: MemorySt
 
 def of_kind(records: list[Record], kind: type[Any]) -> list[Any]:
     return [record.event for record in records if isinstance(record.event, kind)]
+
+
+async def test_twins_each_have_their_own_result_decision_and_time(memory: MemoryStore) -> None:
+    """Two equal calls of one turn: what came first then goes to the call that it came to."""
+    clock = ManualClock()
+    first, numbers = asyncio.Event(), iter(range(1, 10))
+
+    @tool(effect="read")
+    async def draw(from_: str) -> str:
+        number = next(numbers)
+        if number == 1:
+            await first.wait()
+        await asyncio.sleep(0)
+        first.set()
+        return f"card {number}"
+
+    @tool(effect="read")
+    async def rest() -> str:
+        await sleep(clock, 40)
+        return "rested"
+
+    asked = [call("act", what="x"), call("act", what="x"), call("draw", from_="x"), call("draw", from_="x")]
+    agent = clerk(asked, [call("rest")], [call("rest")], "Done.", tools=[act, draw, rest], limits=Limits(seconds=60))
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go")
+        await seen(session, CallEnded, 2)
+        one, other = (await soon(run)).pending
+        await session._host.request(  # pyright: ignore[reportPrivateUsage]
+            session._log,  # pyright: ignore[reportPrivateUsage]
+            DecideAll((Decide(other.id, "deny", by="ann"), Decide(one.id, "approve", by="ann"))),
+        )
+        await turned(clock, lambda: session.state.run is None, step=10.0)
+        records = await session.records()
+    drawn = [event for event in of_kind(records, CallEnded) if event.call in (3, 4)]
+    assert [(event.call, event.parts[0].text) for event in drawn] == [(4, "card 2"), (3, "card 1")]
+    (ended,) = of_kind(records, RunEnded)
+    assert (ended.reason, ended.detail) == ("limit", "seconds")
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
+
+
+async def test_inputs_that_came_while_nobody_drove_keep_their_numbers(memory: MemoryStore) -> None:
+    agent = clerk("One.", "Two.", "Three.")
+    async with Runtime(memory, agents=[agent], engine=None) as runtime:
+        session = await runtime.open(agent, id="x")
+        for word, busy in (("one", "queue"), ("two", "join"), ("three", "queue")):
+            await session.start(word, busy=busy)
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.session("x")
+        await seen(session, RunEnded, 2)
+        records = await session.records()
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
+
+
+async def test_time_passes_as_it_did(memory: MemoryStore) -> None:
+    clock = ManualClock()
+
+    @tool(effect="read")
+    async def rest() -> str:
+        await sleep(clock, 40)
+        return "rested"
+
+    agent = clerk([call("rest")], "Never said.", tools=[rest], stop_when=[StopWhen(seconds=30)])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        await session.start("go")
+        await turned(clock, lambda: session.state.run is None and session.state.runs, step=10.0)
+        records = await session.records()
+    (ended,) = of_kind(records, RunEnded)
+    assert ended.detail.startswith("stop condition")
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
