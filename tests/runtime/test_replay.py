@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Decision, Limits, ModelError, Policy, Record, Runtime, ToolContext, UsageError, tool
+from perdure import Agent, Decision, Limits, ModelError, Policy, Record, Refused, Runtime, ToolContext, UsageError, tool
 from perdure.core.commands import Decide, DecideAll
 from perdure.core.specs import StopWhen
 from perdure.events import CallDecided, CallEnded, CallStarted, CallSuspended, RunEnded
 from perdure.runtime.clock import sleep
 from perdure.runtime.wishes import Prepared
 from perdure.stores.memory import MemoryStore
-from perdure.testing import ManualClock, Replayed, ScriptedModel, call, check_replay, replay
+from perdure.testing import ManualClock, Replayed, ScriptedModel, call, check_replay, playback, replay
 from perdure.testing.replay import show_differences
 from perdure.tools import frontend
 from tests.runtime.recordings import record
@@ -367,3 +367,19 @@ async def test_time_passes_as_it_did(memory: MemoryStore) -> None:
     assert ended.detail.startswith("stop condition")
     done = await soon(replay(records, agent))
     assert done.identical, show_differences(done.differences)
+
+
+async def test_code_that_does_not_return_does_not_hold_a_replay_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_stuck = False
+
+    async def watch(action: Any, perform: Any) -> Any:
+        if is_stuck:
+            await asyncio.Event().wait()
+        return await perform(action)
+
+    agent = clerk(*SCRIPT, middleware=[watch])
+    records = await recorded(agent)
+    is_stuck = True
+    monkeypatch.setattr(playback, "PATIENCE", 0.2)
+    with pytest.raises(Refused, match="does not go on"):
+        await soon(replay(records, agent))

@@ -14,6 +14,7 @@ from perdure.core.events import (
     HistoryCompacted,
     InputAccepted,
     RunResumed,
+    StateChanged,
     StopRequested,
 )
 from perdure.core.fold import evolve
@@ -48,6 +49,8 @@ def _given_now(state: SessionState, item: Item) -> Iterable[Event]:
         case HistoryCompacted() as event:
             return (replace(event, view=state.view),)
         case RunResumed():
+            return ()
+        case StateChanged(origin=origin) if origin and state.origins.get(origin) is not None:
             return ()
         case event:
             return (event,)

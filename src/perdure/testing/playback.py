@@ -22,6 +22,7 @@ from perdure.core.actions import (
     EndOperation,
     RunTool,
 )
+from perdure.core.errors import Refused
 from perdure.core.events import (
     CallChecked,
     CallEnded,
@@ -49,6 +50,10 @@ from perdure.testing.played import RecordedClock
 from perdure.testing.recorded import NOWHERE, CallKey, Item, Recorded, call_key, place_of
 
 Work = CallModel | RunTool | EndOperation | CompactHistory
+
+
+PATIENCE = 60.0
+"""Seconds that the agent's own code may take for a step of a playback."""
 
 
 class Waiting:
@@ -81,14 +86,10 @@ class Conductor:
         self._log: SessionLog
         world.stand_in = self._stand_in
 
-    @property
-    def runs(self) -> int:
-        return self._log.state.runs
-
     async def play(self) -> None:
         """Until the record is played, or nothing in it fits any more."""
-        await self._start(())
         try:
+            await self._start(())
             while True:
                 await self._settle()
                 if not await self._step():
@@ -212,12 +213,15 @@ class Conductor:
 
     async def _settle(self) -> None:
         """Until whatever is under way stands in line, and nothing else can be done."""
+        patience = None if self._asks else PATIENCE
         while not self._is_quiet(self._log.state):
             self._stirred.clear()
             moved = self._moved()
             stirred = asyncio.ensure_future(self._stirred.wait())
             try:
-                await asyncio.wait((moved, stirred), return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait((moved, stirred), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    raise Refused("The replay does not go on: code of the agent, a policy or a hook, does not return.")
                 if moved.done():
                     moved.result()
             finally:
