@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import TIMEOUT, Command, agent, in_order
+from tests.cli.emulator import Open
 
 AGENT = """
 from perdure import Agent, Policy, tool
@@ -201,3 +202,24 @@ def test_a_golden_test_in_one_command(recorded: Command) -> None:
     assert "does not decide as 's' did" in refused.stderr
     assert not (perdure.folder / "g").exists()
     assert "needs the agent's code" in perdure.call("sessions", "golden", "s", code=2).stderr
+
+
+def test_columns_where_there_is_room(recorded: Command, terminal: Open) -> None:
+    perdure, end = recorded, first_end(recorded)
+    perdure("sessions", "fork", "s", "--at", str(end), "--id", "t")
+    perdure("run", "And now?", "--agent", "agents.py:clerk", "--model", "scripted:script.json", "--session", "t")
+    for columns in (120, 60):
+        screen = terminal("sessions", "compare", "s", "t", columns=columns)
+        assert screen.end() == 0
+        rows = screen.text().splitlines()
+        is_beside = any("input Thanks" in row and "≠" in row and "input And now?" in row for row in rows)
+        assert is_beside == (columns == 120), screen.text()
+        assert max(map(len, rows)) <= columns
+
+
+def test_tags_are_offered_after_tab(recorded: Command) -> None:
+    perdure = recorded
+    perdure("sessions", "tag", "s", "looked", "--at", "5")
+    for words in ("perdure sessions rewind s lo", "perdure sessions show s --at lo"):
+        perdure.env |= {"_PERDURE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert perdure().split() == ["looked"]

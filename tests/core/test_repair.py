@@ -73,6 +73,12 @@ def test_an_id_that_is_used_again_is_told_apart() -> None:
     assert done.repairs == ("message 3: the call id 'a' was used before; the calls are told apart",)
 
 
+def test_a_result_belongs_to_the_latest_call_of_its_id() -> None:
+    done = repair([asks((1, "a")), HELLO, asks((2, "a")), gives((2, "a", "late"))])
+    outcomes = [result.outcome for message in done.messages for result in getattr(message, "results", ())]
+    assert outcomes == ["unknown", "ok"]
+
+
 def test_a_fresh_id_is_really_fresh() -> None:
     done = repair([asks((1, "a"), (2, "a"), (3, "a-2"))])
     ids = [call.id for call in done.messages[0].calls]  # pyright: ignore[reportAttributeAccessIssue]

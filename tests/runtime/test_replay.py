@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Decision, Limits, ModelError, Policy, Record, Runtime, UsageError, tool
-from perdure.events import CallStarted, CallSuspended
+from perdure import Agent, Decision, Limits, ModelError, Policy, Record, Refused, Runtime, ToolContext, UsageError, tool
+from perdure.core.commands import Decide, DecideAll
+from perdure.core.specs import StopWhen
+from perdure.events import CallDecided, CallEnded, CallStarted, CallSuspended, RunEnded
+from perdure.runtime.clock import sleep
+from perdure.runtime.wishes import Prepared
 from perdure.stores.memory import MemoryStore
-from perdure.testing import Replayed, ScriptedModel, call, check_replay, replay
+from perdure.testing import ManualClock, Replayed, ScriptedModel, call, check_replay, playback, replay
 from perdure.testing.replay import show_differences
+from perdure.tools import frontend
 from tests.runtime.recordings import record
-from tests.runtime.scenes import check_log, seen, soon
+from tests.runtime.scenes import check_log, seen, soon, turned
 
 SESSIONS = 100
 TOGETHER = 10
@@ -237,3 +242,144 @@ def test_an_exported_session_is_checked_in_one_line(tmp_path: Path) -> None:
     assert check_replay(path, agent).identical
     with pytest.raises(AssertionError, match=r"x.jsonl: \d+ differences\nrun 1, before its first turn\n  agent"):
         check_replay(path, clerk(*SCRIPT, policy=Policy(deny=["look"])))
+
+
+async def test_what_tools_of_other_kinds_came_to_is_played_back(memory: MemoryStore) -> None:
+    clock = ManualClock()
+    called: list[str] = []
+
+    @tool(effect="once")
+    async def build(name: str) -> str:
+        called.append("build")
+        return f"op-{name}"
+
+    @build.check
+    async def follow(operation: str, ctx: ToolContext) -> str:
+        called.append("follow")
+        return f"{operation} is built"
+
+    @tool(effect="once", ask=True, expires=60)
+    async def buy(item: str) -> str:
+        called.append("buy")
+        return "bought"
+
+    @buy.listen
+    async def quote(item: str) -> Any:
+        called.append("quote")
+        yield Prepared({"price": len(called)}, "r1", ready=True)
+
+    @tool(kind="external")
+    async def sign(paper: str) -> str: ...
+
+    calls = [call("build", name="x"), call("buy", item="a"), call("sign", paper="p"), call("show", what="map")]
+    agent = clerk(calls, [call("buy", item="b")], "Done.", tools=[build, buy, sign])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go", tools=[frontend("show", parameters={"type": "object"})])
+        await seen(session, CallSuspended, 3)
+        for item in (await soon(run)).pending:
+            value = None if item.kind == "approval" else "signed"
+            await session.decide(item.id, "approve" if item.kind == "approval" else "answer", value=value)
+        await seen(session, CallSuspended, 4)
+        await clock.advance(61)
+        await turned(clock, lambda: session.state.run is None)
+        records = await session.records()
+    assert [event.by for event in of_kind(records, CallDecided)][-1] == "expiry"
+    before = list(called)
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
+    assert called == before, "nothing was started, followed, prepared or bought"
+
+
+def of_kind(records: list[Record], kind: type[Any]) -> list[Any]:
+    return [record.event for record in records if isinstance(record.event, kind)]
+
+
+async def test_twins_each_have_their_own_result_decision_and_time(memory: MemoryStore) -> None:
+    """Two equal calls of one turn: what came first then goes to the call that it came to."""
+    clock = ManualClock()
+    first, numbers = asyncio.Event(), iter(range(1, 10))
+
+    @tool(effect="read")
+    async def draw(from_: str) -> str:
+        number = next(numbers)
+        if number == 1:
+            await first.wait()
+        await asyncio.sleep(0)
+        first.set()
+        return f"card {number}"
+
+    @tool(effect="read")
+    async def rest() -> str:
+        await sleep(clock, 40)
+        return "rested"
+
+    asked = [call("act", what="x"), call("act", what="x"), call("draw", from_="x"), call("draw", from_="x")]
+    agent = clerk(asked, [call("rest")], [call("rest")], "Done.", tools=[act, draw, rest], limits=Limits(seconds=60))
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go")
+        await seen(session, CallEnded, 2)
+        one, other = (await soon(run)).pending
+        await session._host.request(  # pyright: ignore[reportPrivateUsage]
+            session._log,  # pyright: ignore[reportPrivateUsage]
+            DecideAll((Decide(other.id, "deny", by="ann"), Decide(one.id, "approve", by="ann"))),
+        )
+        await turned(clock, lambda: session.state.run is None, step=10.0)
+        records = await session.records()
+    drawn = [event for event in of_kind(records, CallEnded) if event.call in (3, 4)]
+    assert [(event.call, event.parts[0].text) for event in drawn] == [(4, "card 2"), (3, "card 1")]
+    (ended,) = of_kind(records, RunEnded)
+    assert (ended.reason, ended.detail) == ("limit", "seconds")
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
+
+
+async def test_inputs_that_came_while_nobody_drove_keep_their_numbers(memory: MemoryStore) -> None:
+    agent = clerk("One.", "Two.", "Three.")
+    async with Runtime(memory, agents=[agent], engine=None) as runtime:
+        session = await runtime.open(agent, id="x")
+        for word, busy in (("one", "queue"), ("two", "join"), ("three", "queue")):
+            await session.start(word, busy=busy)
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.session("x")
+        await seen(session, RunEnded, 2)
+        records = await session.records()
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
+
+
+async def test_time_passes_as_it_did(memory: MemoryStore) -> None:
+    clock = ManualClock()
+
+    @tool(effect="read")
+    async def rest() -> str:
+        await sleep(clock, 40)
+        return "rested"
+
+    agent = clerk([call("rest")], "Never said.", tools=[rest], stop_when=[StopWhen(seconds=30)])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        await session.start("go")
+        await turned(clock, lambda: session.state.run is None and session.state.runs, step=10.0)
+        records = await session.records()
+    (ended,) = of_kind(records, RunEnded)
+    assert ended.detail.startswith("stop condition")
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
+
+
+async def test_code_that_does_not_return_does_not_hold_a_replay_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_stuck = False
+
+    async def watch(action: Any, perform: Any) -> Any:
+        if is_stuck:
+            await asyncio.Event().wait()
+        return await perform(action)
+
+    agent = clerk(*SCRIPT, middleware=[watch])
+    records = await recorded(agent)
+    is_stuck = True
+    monkeypatch.setattr(playback, "PATIENCE", 0.2)
+    with pytest.raises(Refused, match="does not go on"):
+        await soon(replay(records, agent))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from perdure import Agent, Conflict, NotFound, Record, Refused, Runtime, Session, ToolContext, UsageError, tool
@@ -307,3 +309,22 @@ async def test_two_who_tag_at_once_both_do(store: str | Store) -> None:
         assert (await kinds(session)).count("Noted") == 5
         done = await asyncio.gather(session.rewind(1), session.clear(), return_exceptions=True)
         assert not [item for item in done if isinstance(item, Exception) and not isinstance(item, Conflict)]
+
+
+async def test_a_fork_writes_one_record(tmp_path: Path) -> None:
+    path, agent = tmp_path / "x.db", clerk()
+
+    def written() -> tuple[int, int]:
+        with apsw.Connection(str(path)) as connection:
+            return connection.execute("SELECT count(*), sum(length(payload)) FROM records").fetchall()[0]
+
+    async with Runtime(f"sqlite:{path}", agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        for number in range(20):
+            await session.run(f"{number} " * 200)
+        records, size = written()
+        for at in (None, 50):
+            await session.fork(at=at)
+        now, grown = written()
+        assert now - records <= 4, "the opening, and of an open run its end"
+        assert grown - size < 1000, "nothing of the past is copied"

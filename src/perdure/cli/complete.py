@@ -39,8 +39,11 @@ def pending_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 def tag_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The tags of the session that was named before."""
 
+    # While an option has no value yet, what stands before it has not been read.
+    named = ctx.params.get("id") or next(iter(ctx.args), "")
+
     async def read(runtime: Runtime) -> list[str]:
-        session = await runtime.session(ctx.params.get("id") or "", tenant=ctx.params.get("tenant") or "")
+        session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
         return [name for name in await session.tags() if name.startswith(incomplete)]
 
     return _look(ctx, read)

@@ -39,7 +39,6 @@ def tags_of(records: Iterable[Record]) -> dict[str, int]:
     for record in records:
         match record.event:
             case Noted(kind="tag", data={"name": str(name), "seq": int(seq)}):
-                found.pop(name, None)
                 found[name] = seq
             case _:
                 pass

@@ -14,11 +14,10 @@ from perdure.core.events import (
     HistoryCompacted,
     InputAccepted,
     RunResumed,
-    SessionOpened,
+    StateChanged,
     StopRequested,
 )
 from perdure.core.fold import evolve
-from perdure.core.fork import fork_events
 from perdure.core.state import SessionState
 from perdure.runtime.log import as_kept
 from perdure.testing.recorded import CallKey, Item, call_key
@@ -45,13 +44,13 @@ def _given_now(state: SessionState, item: Item) -> Iterable[Event]:
             return (replace(event, input=state.inputs + 1),)
         case CallDecided() | CallAdvanced() as event:
             return _for_call(state, event, item.key)
-        case SessionOpened() as event:
-            return fork_events(state, replace(event, uid=state.uid, agent=state.agent))
         case StopRequested() as event:
             return (replace(event, run=state.run.run if state.run else state.runs + 1),)
         case HistoryCompacted() as event:
             return (replace(event, view=state.view),)
         case RunResumed():
+            return ()
+        case StateChanged(origin=origin) if origin and state.origins.get(origin) is not None:
             return ()
         case event:
             return (event,)

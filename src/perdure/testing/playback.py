@@ -17,18 +17,20 @@ from perdure.core.actions import (
     AbortModel,
     Action,
     CallModel,
+    CheckCall,
     CompactHistory,
     EndOperation,
     RunTool,
 )
+from perdure.core.errors import Refused
 from perdure.core.events import (
+    CallChecked,
     CallEnded,
     Event,
     HistoryCompacted,
     ModelFailed,
     ModelResponded,
     RunResumed,
-    SessionOpened,
 )
 from perdure.core.messages import Text
 from perdure.core.rules import next_actions
@@ -39,13 +41,19 @@ from perdure.runtime.flight import slot_of
 from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
 from perdure.runtime.log import SessionLog
+from perdure.runtime.perform_check import bound_of
 from perdure.runtime.perform_model import number_calls
+from perdure.runtime.wishes import Prepared
 from perdure.runtime.world import World
 from perdure.testing.given_again import given_now
 from perdure.testing.played import RecordedClock
 from perdure.testing.recorded import NOWHERE, CallKey, Item, Recorded, call_key, place_of
 
 Work = CallModel | RunTool | EndOperation | CompactHistory
+
+
+PATIENCE = 60.0
+"""Seconds that the agent's own code may take for a step of a playback."""
 
 
 class Waiting:
@@ -78,14 +86,10 @@ class Conductor:
         self._log: SessionLog
         world.stand_in = self._stand_in
 
-    @property
-    def runs(self) -> int:
-        return self._log.state.runs
-
     async def play(self) -> None:
         """Until the record is played, or nothing in it fits any more."""
-        await self._start(())
         try:
+            await self._start(())
             while True:
                 await self._settle()
                 if not await self._step():
@@ -110,6 +114,8 @@ class Conductor:
     # Standing in
 
     async def _stand_in(self, desk: Desk, action: Action) -> Event | None:
+        if isinstance(action, CheckCall):
+            return self._prepared(desk, action)
         if not isinstance(action, CallModel | RunTool | EndOperation | CompactHistory):
             return None
         if self._asks and isinstance(action, CompactHistory):
@@ -127,6 +133,21 @@ class Conductor:
             if self._waiting.get(slot_of(action)) is waiting:
                 del self._waiting[slot_of(action)]
         return None if self._is_asked(action) else self._landing(desk, waiting)
+
+    def _prepared(self, desk: Desk, action: CheckCall) -> CallChecked | None:
+        """The check of a call that was prepared then: nobody prepares it again."""
+        tool = desk.binding.tools.get(action.name)
+        if tool is None or not tool.spec.listens:
+            return None
+        known = self._recorded.checks.get(call_key(action.name, action.arguments))
+        event = known.popleft().event if known else None
+        if not isinstance(event, CallChecked):
+            why = f"The record has no preparation of this call of {action.name}; a replay prepares nothing."
+            return CallChecked(action.call, "invalid", "schema", why)
+        prepared = Prepared(event.snapshot, event.revision, ready=True, valid_until=event.valid_until)
+        shown = prepared if event.snapshot is not None or event.revision else None
+        bound = bound_of(desk, tool.spec, action.arguments, shown) if event.bound else ""
+        return replace(event, call=action.call, bound=bound)
 
     def _is_asked(self, action: Work) -> bool:
         return self._asks and isinstance(action, CallModel)
@@ -192,12 +213,15 @@ class Conductor:
 
     async def _settle(self) -> None:
         """Until whatever is under way stands in line, and nothing else can be done."""
+        patience = None if self._asks else PATIENCE
         while not self._is_quiet(self._log.state):
             self._stirred.clear()
             moved = self._moved()
             stirred = asyncio.ensure_future(self._stirred.wait())
             try:
-                await asyncio.wait((moved, stirred), return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait((moved, stirred), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    raise Refused("The replay does not go on: code of the agent, a policy or a hook, does not return.")
                 if moved.done():
                     moved.result()
             finally:
@@ -254,11 +278,11 @@ class Conductor:
         return head.index < first.index and head.place <= place_of(self._log.state)
 
     def _is_break(self, head: Item) -> bool:
-        """A crash or a fork; what was given while nobody drove stands right before the resumption."""
+        """A crash; what was given while nobody drove stands right before the resumption."""
         for item in self._recorded.given:
             if item.group != head.group:
                 return False
-            if isinstance(item.event, RunResumed | SessionOpened):
+            if isinstance(item.event, RunResumed):
                 return not any(
                     waiting.item and waiting.item.group == head.group and waiting.index < item.index
                     for waiting in self._waiting.values()
@@ -270,7 +294,7 @@ class Conductor:
         items: list[Item] = []
         while self._recorded.given:
             items.append(self._recorded.given.popleft())
-            if isinstance(items[-1].event, RunResumed | SessionOpened):
+            if isinstance(items[-1].event, RunResumed):
                 break
         await self._start(items)
 
@@ -279,7 +303,7 @@ class Conductor:
         landing = [w for w in self._waiting.values() if w.item and w.item.group == group]
         items: list[Item] = []
         queue = self._recorded.given
-        while queue and queue[0].group == group and not isinstance(queue[0].event, RunResumed | SessionOpened):
+        while queue and queue[0].group == group and not isinstance(queue[0].event, RunResumed):
             items.append(queue.popleft())
         desk = next((waiting.desk for waiting in self._waiting.values()), None)
         self._release(sorted(landing, key=lambda waiting: waiting.index))

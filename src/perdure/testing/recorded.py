@@ -14,6 +14,7 @@ import msgspec
 from perdure.core.codec import encode_json
 from perdure.core.events import (
     CallAdvanced,
+    CallChecked,
     CallDecided,
     CallEnded,
     Event,
@@ -31,7 +32,7 @@ from perdure.core.events import (
     StateChanged,
     StopRequested,
 )
-from perdure.core.fold import evolve
+from perdure.core.fold import evolve, fold
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight, new_state
 from perdure.ports import Record
@@ -59,17 +60,21 @@ class Item(msgspec.Struct, frozen=True, eq=False):
 
 
 class Recorded:
-    """The record of a session, ready to be played back; `is_open` if work was under way or due at its end."""
+    """A part of a session's record, ready to be played back: what is behind its first `start` records.
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    `is_open`: work was under way or due at its end. `checks` are those of calls that were prepared: nobody prepares
+    them again.
+    """
+
+    def __init__(self, records: Sequence[Record], start: int = 1) -> None:
         self.given: deque[Item] = deque()
         self.answers: deque[Item] = deque()
         self.compactions: deque[Item] = deque()
         self.results: defaultdict[CallKey, deque[Item]] = defaultdict(deque)
-        self.state = new_state()
+        self.checks: defaultdict[CallKey, deque[Item]] = defaultdict(deque)
+        self.state = fold([record.event for record in records[:start]])
         self._group = 0
-        self._forking = False
-        for index, record in enumerate(records):
+        for index, record in enumerate(records[start:], start):
             self._read(index, record.event)
             self.state = evolve(self.state, record.event)
         self.is_open = in_flight(self.state) or bool(next_actions(self.state))
@@ -92,9 +97,6 @@ class Recorded:
     def _read(self, index: int, event: Event) -> None:
         state = self.state
         item = Item(index, self._group, place_of(state), event)
-        if self._forking and state.run is not None:
-            return
-        self._forking = isinstance(event, SessionOpened) and index > 0
         match event:
             case ModelResponded() | ModelFailed() if state.run and state.run.awaiting == "model":
                 self.answers.append(item)
@@ -106,12 +108,34 @@ class Recorded:
                 self.given.append(Item(index, self._group, item.place, event, _key_of(state, event.call)))
             case CallAdvanced(background=False):
                 self.given.append(Item(index, self._group, item.place, event, _key_of(state, event.call)))
-            case _ if self._forking or _is_given(event):
+            case CallChecked(verdict=verdict) if verdict != "stale" and _listens(state, event.call):
+                key = _key_of(state, event.call)
+                if key is not None:
+                    self.checks[key].append(item)
+                self._group += 1
+            case _ if _is_given(event):
                 self.given.append(item)
             case Noted():
                 pass
             case _:
                 self._group += 1
+
+
+def parts_of(records: Sequence[Record]) -> list[tuple[int, int]]:
+    """Where each part of a record begins and ends: one for the session, and one for each fork in its past.
+
+    A part of a fork begins behind the facts that closed what was open at the cut.
+    """
+    parts: list[tuple[int, int]] = []
+    state, start, is_closing = new_state(), 1, False
+    for index, record in enumerate(records):
+        if isinstance(record.event, SessionOpened) and index:
+            parts.append((start, index))
+            is_closing = True
+        state = evolve(state, record.event)
+        if is_closing:
+            start, is_closing = index + 1, state.run is not None
+    return [*parts, (start, len(records))]
 
 
 def place_of(state: SessionState) -> Place:
@@ -140,6 +164,12 @@ def _is_given(event: Event) -> bool:
 def _key_of(state: SessionState, ordinal: int) -> CallKey | None:
     call = find_call(state.run, ordinal)
     return call_key(call.name, call.arguments) if call else None
+
+
+def _listens(state: SessionState, ordinal: int) -> bool:
+    call = find_call(state.run, ordinal)
+    tools = state.spec.tools if state.spec else ()
+    return call is not None and any(tool.listens for tool in tools if tool.name == call.name)
 
 
 def _landed(state: SessionState, event: CallEnded) -> CallKey | None:

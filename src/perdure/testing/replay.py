@@ -16,11 +16,11 @@ import msgspec
 
 from perdure.core.codec import encode_event, encode_json
 from perdure.core.errors import UsageError
-from perdure.core.events import SessionOpened
+from perdure.core.events import AgentPinned, Event, SessionOpened
 from perdure.core.fold import fold
 from perdure.core.messages import JSON, Plain
 from perdure.models import from_string
-from perdure.ports import Entry, Model, Opening, Record
+from perdure.ports import Clock, Entry, Model, Opening, Record, Store
 from perdure.runtime.agent import Agent
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.log import SessionLog
@@ -32,7 +32,7 @@ from perdure.runtime.world import World
 from perdure.stores.memory import MemoryStore
 from perdure.testing.playback import Conductor
 from perdure.testing.played import PlayedModel, RecordedClock
-from perdure.testing.recorded import Recorded, place_of
+from perdure.testing.recorded import Recorded, parts_of, place_of
 
 
 class Difference(Plain, frozen=True):
@@ -71,32 +71,78 @@ async def replay(
 
     Decisions are given to the same calls, and results to calls of the same tool with the same arguments, in order.
     """
-    if not records or not isinstance(opened := records[0].event, SessionOpened):
+    if not records or not isinstance(records[0].event, SessionOpened):
         raise UsageError("The records do not begin with the opening of a session; pass all of them.")
-    clock = SystemClock() if model is not None else RecordedClock(records[0].at)
+    found: list[Difference] = []
+    replayed: list[Record] = []
+    for start, stop in parts_of(records):
+        part = Part(records[:stop], start, agent, model, deps, tuple(middleware), dict(artifacts or {}))
+        recorded, replayed = await _play(part)
+        wrong = differences(records[:stop], replayed)
+        if recorded.is_open:
+            # It ends in the middle of a turn: what it does not have yet is no difference.
+            wrong = [item for item in wrong if item.recorded or (item.run, item.turn) < place_of(recorded.state)]
+        found += wrong
+    steps = steps_of(replayed)
+    runs, turns = (sum(1 for step in steps if step.kind == kind) for kind in ("run", "turn"))
+    return Replayed(tuple(found), tuple(replayed), runs, turns)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one playback needs: records, of which the first `start` are there already, and who decides."""
+
+    records: Sequence[Record]
+    start: int
+    agent: Agent[Any]
+    model: Model | None
+    deps: Any
+    middleware: tuple[Middleware, ...]
+    artifacts: dict[str, bytes]
+
+
+async def _play(part: Part) -> tuple[Recorded, list[Record]]:
+    recorded = Recorded(part.records, part.start)
+    model, agent = part.model, part.agent
+    clock = SystemClock() if model is not None else RecordedClock(part.records[0].at)
     store = MemoryStore()
     await store.open()
-    recorded = Recorded(records)
-    played = _played(agent, recorded) if model is None else agent
-    world = World(store, clock, DaemonThreads(), _stand_in_model if model is None else lambda _: model, model, deps)
-    world.middleware = tuple(middleware)
-    opened = msgspec.structs.replace(opened, agent=agent.name)
-    first = Entry(records[0].at, 0, encode_event(opened))
-    opening = Opening(opened.tenant, opened.id, opened.metadata)
-    await SessionLog(opened.uid, store, clock).adopt((first,), fold([opened]), opening)
-    for digest, data in (artifacts or {}).items():
-        await store.save_artifact(opened.uid, digest, data)
-    conductor = Conductor(world, played, opened.uid, recorded, asks=model is not None)
-    await conductor.play()
-    replayed = tuple(await store.read(opened.uid))
-    await world.close()
-    await store.close()
-    found = differences(records, replayed)
-    if recorded.is_open:
-        # The record ends in the middle of a turn: what it does not have yet is no difference.
-        found = [item for item in found if item.recorded or (item.run, item.turn) < place_of(recorded.state)]
-    turns = sum(1 for step in steps_of(replayed) if step.kind == "turn")
-    return Replayed(tuple(found), replayed, conductor.runs, turns)
+
+    def resolve(name: str) -> Model:
+        return _stand_in_model(name) if model is None else model
+
+    world = World(store, clock, DaemonThreads(), resolve, model, part.deps, part.middleware)
+    try:
+        uid = await _adopt(part, store, clock)
+        played = _played(agent, recorded) if model is None else agent
+        await Conductor(world, played, uid, recorded, asks=model is not None).play()
+        return recorded, await store.read(uid)
+    finally:
+        await world.close()
+        await store.close()
+
+
+async def _adopt(part: Part, store: Store, clock: Clock) -> str:
+    """The past of the part, as this agent's; the uid of the session that goes on from it."""
+    past = [_renamed(record.event, part.agent.name) for record in part.records[: part.start]]
+    state = fold(past)
+    entries = [
+        Entry(record.at, record.run, encode_event(event)) for record, event in zip(part.records, past, strict=False)
+    ]
+    opening = Opening(state.tenant, state.id, state.metadata, epoch=state.epoch)
+    await SessionLog(state.uid, store, clock).adopt(tuple(entries), state, opening)
+    for digest, data in part.artifacts.items():
+        await store.save_artifact(state.uid, digest, data)
+    return state.uid
+
+
+def _renamed(event: Event, agent: str) -> Event:
+    match event:
+        case SessionOpened():
+            return msgspec.structs.replace(event, agent=agent)
+        case AgentPinned(spec=spec):
+            return msgspec.structs.replace(event, spec=msgspec.structs.replace(spec, name=agent))
+        case _:
+            return event
 
 
 def check_replay(path: str | Path, agent: Agent[Any], **options: Any) -> Replayed:
