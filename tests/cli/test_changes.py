@@ -22,9 +22,9 @@ SAID = UserMessage((Text("hi"),))
 @pytest.mark.parametrize(
     ("event", "shown"),
     [
-        (HistoryCut(7, 3, (SAID,)), "back to record 7: the conversation has 4 messages now"),
-        (HistoryCut(0), "the conversation is cleared"),
-        (HistoryImported((SAID,), ("a",), "openai"), "1 message imported from openai, 1 repair"),
+        (HistoryCut(7, 3, (SAID,), by="ann"), "the conversation is back at record 7, by ann"),
+        (HistoryCut(0), "the conversation begins anew"),
+        (HistoryImported((SAID,), ("a",), "openai"), "1 message imported from openai · 1 repair"),
         (InputChanged(1, blocked="rude"), "the input is blocked: rude"),
         (InputChanged(1, (Text("be kind"),)), "the input was changed to: be kind"),
         (InputChanged(1, due=True), "an input that was scheduled is due"),

@@ -18,20 +18,12 @@ LONGEST = 300
 def show_change(event: Event) -> tuple[str, str, str] | None:
     """Mark, text and style of a line; None for what is no such change."""
     match event:
-        case HistoryCut(to=to, keep=keep, messages=messages):
-            left = count(keep + len(messages), "message")
-            return (
-                "↶",
-                f"back to record {to}: the conversation has {left} now" if to else "the conversation is cleared",
-                "yellow",
-            )
+        case HistoryCut(to=to, by=by):
+            where = f"the conversation is back at record {to}" if to else "the conversation begins anew"
+            return "↶", f"{where}{f', by {by}' if by else ''}", "magenta"
         case HistoryImported(messages=messages, repairs=repairs, source=source):
-            mended = f", {count(len(repairs), 'repair')}" if repairs else ""
-            return (
-                "⇥",
-                f"{count(len(messages), 'message')} imported{f' from {source}' if source else ''}{mended}",
-                "cyan",
-            )
+            what = f"{count(len(messages), 'message')} imported{f' from {source}' if source else ''}"
+            return "⇥", f"{what} · {count(len(repairs), 'repair')}", "magenta"
         case InputChanged(blocked=blocked) if blocked:
             return "✗", f"the input is blocked: {shorten(blocked, LONGEST)}", "red"
         case InputChanged(parts=parts) if parts is not None:
