@@ -10,6 +10,8 @@ from typing import Any
 
 import apsw
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perdure import (
     Agent,
@@ -23,14 +25,18 @@ from perdure import (
     UsageError,
     tool,
 )
-from perdure.core.codec import digest_of
+from perdure.core.codec import decode_event, digest_of, encode_event
 from perdure.core.events import HistoryImported
 from perdure.core.messages import Text, ToolMessage, UserMessage
+from perdure.core.repair import repair
+from perdure.core.shared import Buffer
 from perdure.core.transcript import unpaired
 from perdure.events import CallStarted, RunEnded, SessionOpened
 from perdure.ports import Store
+from perdure.runtime.foreign import Reader
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ScriptedModel, call
+from tests.core.strategies import JSON_VALUE, often
 from tests.runtime.scenes import check_log, crashing, events, said, seen, soon, told
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
@@ -461,3 +467,48 @@ async def test_a_history_is_not_imported_into_a_run(memory: Store) -> None:
         await soon(run)
         await session.import_history([UserMessage((Text("Hi"),))])
         assert await said(session) == ["go", "Hi"]
+
+
+ROLES = st.sampled_from(["user", "assistant", "tool", "function", "system", "model", "", "odd"])
+WORDS = st.sampled_from(["a", "b", "", "look", "text", "tool_use", "tool_result", "image"])
+BLOCK = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": WORDS,
+        "text": WORDS | JSON_VALUE,
+        "id": WORDS,
+        "tool_use_id": WORDS | JSON_VALUE,
+        "name": WORDS | JSON_VALUE,
+        "input": JSON_VALUE,
+        "content": JSON_VALUE | st.lists(JSON_VALUE, max_size=2),
+    },
+)
+ITEM = JSON_VALUE | st.fixed_dictionaries(
+    {"role": ROLES | JSON_VALUE},
+    optional={
+        "content": WORDS | st.lists(BLOCK | WORDS, max_size=3) | JSON_VALUE,
+        "tool_call_id": WORDS | JSON_VALUE,
+        "name": WORDS | JSON_VALUE,
+        "tool_calls": JSON_VALUE
+        | st.lists(
+            st.fixed_dictionaries({}, optional={"id": WORDS, "function": JSON_VALUE | BLOCK}),
+            max_size=2,
+        ),
+        "function_call": JSON_VALUE | BLOCK,
+    },
+)
+
+
+@often
+@given(st.lists(ITEM, max_size=5))
+def test_whatever_another_system_wrote_is_read_or_refused(items: list[Any]) -> None:
+    reader = Reader()
+    try:
+        reader.read(items)
+    except UsageError as refused:
+        assert str(refused).startswith("Message ")
+        return
+    done = repair(reader.messages, 3, reader.places)
+    assert unpaired(Buffer(list(done.messages))) == []
+    imported = HistoryImported(done.messages, (*reader.notes, *done.repairs))
+    assert decode_event(encode_event(imported)) == imported
