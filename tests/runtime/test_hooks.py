@@ -603,6 +603,49 @@ async def test_a_run_can_be_cancelled_while_a_hook_hangs(memory: Store) -> None:
         assert (await soon(run)).reason == "cancelled"
 
 
+@pytest.mark.parametrize("phase", ["input", "natural_end", "tool_gate", "before_tool", "after_model"])
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_nobody_who_wants_an_end_waits_for_a_hook(memory: Store, phase: str, how: str) -> None:
+    entered = asyncio.Event()
+
+    async def hang(moment: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    agent = everything(hooks=[Hooks(**{phase: hang})])
+    async with Runtime(memory, agents=[agent], grace=0) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go")
+        await soon(entered.wait())
+        await (session.stop() if how == "stop" else session.cancel())
+        if (phase, how) == ("before_tool", "stop"):
+            await session.cancel()
+        result = await soon(run)
+        wanted = {"input": "refusal"}.get(phase, "stopped" if how == "stop" else "cancelled")
+        assert result.reason == wanted or (phase, how, result.reason) == ("before_tool", "stop", "cancelled")
+        assert ("go" in await said(session)) == (phase != "input")
+        await until(lambda: not runtime._host._drivers)
+
+
+async def test_a_stop_is_for_the_run_that_it_is_about(memory: Store) -> None:
+    hooks = Hooks(run_end=lambda moment: Stop("too late"))
+    agent = Agent(name="clerk", model=ScriptedModel(["One.", "Two."]), hooks=[hooks])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        runs = [await session.start("first"), await session.start("second")]
+        assert [(await soon(run)).output for run in runs] == ["One.", "Two."]
+
+
+async def test_a_hook_cannot_ask_for_more_than_was_reserved(memory: Store) -> None:
+    def greedy(moment: Any) -> Any:
+        return replace(moment.request, settings=ModelSettings(max_tokens=10**6))
+
+    model = ScriptedModel(["Done."])
+    agent = Agent(name="clerk", model=model, limits=Limits(tokens=500), hooks=[Hooks(before_model=greedy)])
+    await lived(agent, memory)
+    assert 0 < (model.requests[0].settings.max_tokens or 0) <= 500
+
+
 async def test_observers_hold_up_no_commit_and_are_through_before_the_session_is_released(memory: Store) -> None:
     go_on = asyncio.Event()
     through: list[str] = []

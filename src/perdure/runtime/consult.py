@@ -109,7 +109,10 @@ class Consultation:
         return item is not None and self._take(hook, item)
 
     def _stop(self, hook: Hook, wish: Stop) -> Stop:
-        self._after.append(stopped(f"hook {hook.name}", wish.why))
+        state = self._moment.state
+        # An input that waits is a run to be.
+        run = state.runs + 1 if hook.phase == "input" and state.run is None else self._moment.run
+        self._after.append(stopped(run, f"hook {hook.name}", wish.why))
         return wish
 
     async def _schedule(self, hook: Hook, wish: Schedule) -> None:

@@ -33,11 +33,8 @@ from perdure.core.commands import Command, ExpireCalls, StopRun
 from perdure.core.errors import Conflict, StaleEpoch, StoreError
 from perdure.core.events import (
     AgentPinned,
-    CallAdvanced,
     CallEnded,
-    CallStarted,
     Event,
-    ModelCalled,
     ModelFailed,
     ModelResponded,
     RunEnded,
@@ -50,16 +47,13 @@ from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
-from perdure.runtime.flight import Cause, Flight, slot_of
+from perdure.runtime.flight import VETTING, Cause, Flight, slot_of
 from perdure.runtime.hook_phases import may_push
-from perdure.runtime.intents import start_run, suspend
-from perdure.runtime.limits import find_room
+from perdure.runtime.intents import intend_model, intend_tool, start_run, suspend
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import perform
-from perdure.runtime.perform_call import start_of
 from perdure.runtime.perform_check import check_now
-from perdure.runtime.perform_model import turn_models
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
 
@@ -139,6 +133,8 @@ class Driver:
                 self._stirred = self._log.state is not change.after
                 if self._observers is not None:
                     self._observers.see(change.events, change.before)
+            else:
+                self._forget_planned()
             for flight in starts:
                 self._launch(flight)
             if self._stirred or self._facts or self._requests:
@@ -189,6 +185,8 @@ class Driver:
 
     def _add_facts(self, change: Change, facts: Sequence[Fact]) -> None:
         for fact in facts:
+            if isinstance(fact, RunEnded) and (change.after.run is None or change.after.run.run != fact.run):
+                continue  # somebody ended it while others were asked about its end
             change.add(fact(change.after) if callable(fact) else (fact,))
 
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
@@ -211,9 +209,13 @@ class Driver:
             case VetInput() | CompactHistory() | EndRun():
                 return self._prepare(action, starts)
             case CallModel():
-                change.add((self._intend_model(action, change.after, starts),))
+                intent, flight = intend_model(self._desk, action, change.after)
+                change.add((intent,))
+                starts += [flight] if flight else []
             case RunTool():
-                change.add(self._intend_tool(action, change.after, starts))
+                intents, flight = intend_tool(self._desk, action, change.after)
+                change.add(intents)
+                starts += [flight] if flight else []
             case CheckCall():
                 if action.call in self._flights or action.call in checking:
                     return False
@@ -227,6 +229,9 @@ class Driver:
             case EndOperation():
                 return self._prepare(action, starts)
             case StartRun(inputs=(first, *_)) if self._binding.spec.vets_input and first not in change.after.vetted:
+                if change.after.early_stop is not None:
+                    # Who wants an end does not wait for guardrails; what they have not seen is not carried out.
+                    self._break_off(VETTING, "stop")
                 return self._prepare(VetInput(first), starts)
             case StartRun():
                 change.add(start_run(self._desk, change.after, action))
@@ -255,34 +260,6 @@ class Driver:
             return end.reason not in ("stopped", "cancelled")
         return bool(self._desk.hooks.natural_end) and may_push(state, end)
 
-    def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> Event:
-        assert state.run is not None
-        try:
-            model = turn_models(self._desk, state.run)[0]
-            room = find_room(state, state.run, model, final=action.final)
-        except Exception as error:  # noqa: BLE001 - resolvers and prices are user code
-            return ModelFailed("internal", describe(error))
-        if room.limit:
-            return ModelFailed("limit", room.limit)
-        starts.append(Flight(action, max_tokens=room.max_tokens))
-        return ModelCalled(
-            action.turn,
-            action.attempt,
-            inputs=action.inputs,
-            reserved=room.reserved,
-            final=action.final,
-        )
-
-    def _intend_tool(self, action: RunTool, state: SessionState, starts: list[Flight]) -> list[Event]:
-        call = find_call(state.run, action.call)
-        intent = start_of(self._desk, action, call)
-        if isinstance(intent, CallStarted):
-            expires_at = call.expires_at if call else None
-            starts.append(Flight(action, key=intent.key, effect=intent.effect, deadline=expires_at))
-            if self._binding.tools[action.name].background:
-                return [intent, CallAdvanced(action.call, f"{action.name}-{action.call}", background=True)]
-        return [intent]
-
     def _add_due(self, change: Change) -> None:
         """What the clock says: a run out of time, suspended calls past theirs."""
         state = change.after
@@ -301,7 +278,6 @@ class Driver:
 
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
-        facts, requests = self._planned
         try:
             await self._patiently(partial(self._log.append, change, epoch=self._epoch))
         except StaleEpoch:
@@ -309,9 +285,15 @@ class Driver:
         except Conflict:
             await self._patiently(self._log.refresh)
             return False
+        self._forget_planned()
+        return True
+
+    def _forget_planned(self) -> None:
+        """What was planned is committed, or came to nothing."""
+        facts, requests = self._planned
         del self._facts[:facts]
         del self._requests[:requests]
-        return True
+        self._planned = (0, 0)
 
     async def _release(self) -> bool:
         head = self._log.state.seq
@@ -403,13 +385,14 @@ class Driver:
         flight.timer = self._world.clock.call_later(CANCEL_GRACE, partial(self._abandon, flight))
 
     def _drop_checks(self) -> None:
-        """A check whose call was ended meanwhile serves nobody, and must not keep the session from being released."""
+        """A check whose call, or an end whose run, is over serves nobody, and must not hold up the session."""
         run = self._log.state.run
         if run is not None and run.stop is None:
             return
         for slot, flight in list(self._flights.items()):
             call = find_call(run, slot)
-            if isinstance(flight.action, CheckCall) and (call is None or call.status == "ended"):
+            is_moot = isinstance(flight.action, CheckCall) and (call is None or call.status == "ended")
+            if is_moot or (isinstance(flight.action, EndRun) and run is None):
                 flight.landed = True
                 del self._flights[slot]
                 if flight.task is not None:

@@ -6,6 +6,7 @@ that a hook changes are checked as if the model had written them: an approval is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, cast, get_args
 
 from msgspec.structs import replace
@@ -319,5 +320,11 @@ async def natural_end(desk: Desk, flight: Flight, end: RunEnded) -> Event:
         return end
     name, words = pushed[0]
     push = SendInput((Text(words),), busy="join", by=NATURAL_END)
-    flight.after.append(lambda state: accepted(state, push))
+
+    def late(state: SessionState) -> Iterable[Event]:
+        # Somebody may have stopped it meanwhile: words for a run that is over would open another one.
+        is_open = state.run is not None and state.run.run == run.run and state.run.stop is None
+        return accepted(state, push) if is_open else ()
+
+    flight.after.append(late)
     return Noted("pushed_on", {"hook": name, "run": run.run, "push": run.pushes + 1})

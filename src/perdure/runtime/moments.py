@@ -78,30 +78,43 @@ class Moment(msgspec.Struct, eq=False):
         self.wishes.set(key, value, self.state)
 
 
-class SessionMoment(Moment, eq=False):
+class PastMoment(Moment, eq=False):
+    """Something that was committed, in the run number `of`; the state may have moved on since."""
+
+    of: int = 0
+
+    @property
+    def run(self) -> int:
+        return self.of
+
+
+class SessionMoment(PastMoment, eq=False):
     """A session begins (before its first run), or was deleted."""
 
 
-class RunMoment(Moment, eq=False):
+class RunMoment(PastMoment, eq=False):
     """A run has started, for these inputs."""
 
-    number: int = 0
     inputs: tuple[int, ...] = ()
 
 
-class RunEndMoment(Moment, eq=False):
+class RunEndMoment(PastMoment, eq=False):
     """A run has ended: reason, detail and output are in `end`."""
 
     end: RunEnded | None = None
 
 
-class TurnMoment(Moment, eq=False):
+class TurnMoment(PastMoment, eq=False):
     """A turn has started, or is over: its answer and all its calls."""
 
     number: int = 0
 
+    @property
+    def turn(self) -> int:
+        return self.number
 
-class ErrorMoment(Moment, eq=False):
+
+class ErrorMoment(PastMoment, eq=False):
     """A model call or a tool call has failed; `kind` is the model error's, or the call's outcome."""
 
     kind: str = ""
