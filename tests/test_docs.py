@@ -19,6 +19,7 @@ EXAMPLES = [
         ROOT / "docs" / "guide.md",
         ROOT / "docs" / "models.md",
         ROOT / "docs" / "tools.md",
+        ROOT / "docs" / "extending.md",
     )
     for number, block in enumerate(BLOCK.findall(page.read_text()), 1)
 ]

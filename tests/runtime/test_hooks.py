@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import Agent, Limits, ModelSettings, Policy, Runtime, Session, ToolError, UsageError, tool
+from perdure.core.actions import RunTool
 from perdure.core.events import HistoryCompacted, InputChanged, StateChanged
 from perdure.core.messages import Text, Usage
 from perdure.core.specs import Window
@@ -340,6 +341,18 @@ async def test_changed_arguments_do_not_slip_past_the_policy(memory: Store, poli
     assert ran == []
 
 
+async def test_nor_do_those_that_middleware_changed(memory: Store) -> None:
+    async def rewrite(action: Any, perform: Any) -> Any:
+        return await perform(replace(action, arguments='{"what":"that"}') if isinstance(action, RunTool) else action)
+
+    model = ScriptedModel([[call("act", what="this")], "Done."])
+    agent = Agent(name="clerk", model=model, tools=[act], policy=Policy(ask=["act"]), middleware=[rewrite])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        assert (await soon(session.run("go", on_pending=lambda pending: "approve"))).output == "Done."
+        assert [outcome for _, outcome, _ in await told(session)] == ["denied"]
+
+
 async def test_before_tool_may_give_the_result_itself(memory: Store) -> None:
     await answer_of(Hooks(before_tool=lambda moment: Result({"cached": True})), store=memory)
     async with Runtime(memory, engine=None) as runtime:
@@ -625,6 +638,17 @@ async def test_nobody_who_wants_an_end_waits_for_a_hook(memory: Store, phase: st
         assert result.reason == wanted or (phase, how, result.reason) == ("before_tool", "stop", "cancelled")
         assert ("go" in await said(session)) == (phase != "input")
         await until(lambda: not runtime._host._drivers)
+
+
+async def test_a_stop_before_the_model_is_asked_waits_for_nobody(memory: Store) -> None:
+    """The model's task has not had its first step yet: there is nothing to wait for."""
+    clock = ManualClock()
+    model = ScriptedModel(["Never."])
+    agent = Agent(name="clerk", model=model, hooks=[Hooks(turn_start=lambda moment: Stop("at once"))])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent)
+        assert (await soon(session.run("go"))).reason == "stopped", "the clock stands still"
+    assert model.requests == []
 
 
 async def test_a_stop_is_for_the_run_that_it_is_about(memory: Store) -> None:

@@ -328,6 +328,7 @@ class Driver:
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
 
     async def _fly(self, flight: Flight) -> None:
+        flight.has_begun = True
         try:
             event = await perform(self._desk, flight)
         except asyncio.CancelledError:
@@ -374,6 +375,11 @@ class Driver:
         if flight is None or flight.cause or flight.task is None:
             return
         flight.cause = cause
+        if not flight.has_begun:
+            # A task that is cancelled before its first step does not even hear of it.
+            flight.task.cancel()
+            self._land(flight, self._broken_off(flight))
+            return
         self._desk.broken_off.add(slot)
         context = self._desk.contexts.get(slot)
         if context is not None:
