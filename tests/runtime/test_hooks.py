@@ -15,15 +15,14 @@ from perdure.core.actions import RunTool
 from perdure.core.events import HistoryCompacted, InputChanged, StateChanged
 from perdure.core.messages import Text, Usage
 from perdure.core.specs import Window
-from perdure.events import (
+from perdure.events import CallChecked, ModelCalled, ModelResponded, Noted, RunEnded, RunStarted
     CallChecked,
-    CallStarted,
     ModelResponded,
     Noted,
     RunStarted,
 )
 from perdure.plugins import Block, Emit, Hooks, Overrides, Result, Schedule, StateKey, Stop
-from perdure.ports import ModelResponse, Store
+from perdure.ports import Batch, ModelResponse, Store
 from perdure.runtime.hooks import PHASES
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock, ScriptedModel, call
@@ -131,33 +130,34 @@ async def test_the_runtimes_hooks_come_first_then_the_agents_in_the_order_of_reg
     assert order == ["a", "b", "c", "d", "a.", "b.", "c.", "d."]
 
 
-async def test_a_hook_on_one_phase_makes_no_other_work_a_task(memory: Store) -> None:
-    """A turn keeps its two commits: the check is done at once, and the end needs nobody."""
-    seqs: list[int] = []
+async def _nothing(moment: Any) -> None:
+    return None
 
-    async def noop(moment: Any) -> None:
-        return None
 
-    agent = Agent(
-        name="clerk",
-        model=ScriptedModel([[call("act")], "Done."]),
-        tools=[act],
-        hooks=[Hooks(before_model=noop, after_model=noop, before_tool=noop, after_tool=noop, error=noop)],
-    )
-    plain = Agent(name="plain", model=ScriptedModel([[call("act")], "Done."]), tools=[act])
-    async with Runtime(memory, agents=[agent, plain]) as runtime:
-        for each in (agent, plain):
-            session = await runtime.open(each)
-            commits: set[float] = set()
-            await soon(session.run("go"))
-            records = await session.records()
-            commits.update(record.at for record in records)
-            seqs.append(len(records))
-            checked = next(r for r in records if isinstance(r.event, CallChecked))
-            started = next(r for r in records if isinstance(r.event, CallStarted))
-            responded = next(r for r in records if isinstance(r.event, ModelResponded))
-            assert checked.at == started.at == responded.at, "one commit"
-    assert seqs[0] == seqs[1]
+async def _pass_on(action: Any, perform: Any) -> Any:
+    return await perform(action)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"hooks": [Hooks(**dict.fromkeys(FIELDS, lambda moment: None))]},
+        {"hooks": [Hooks(**dict.fromkeys(FIELDS, _nothing))]},
+        {"middleware": [_pass_on]},
+    ],
+    ids=["nothing", "sync hooks", "async hooks", "middleware"],
+)
+async def test_what_answers_at_once_costs_no_commit(memory: Store, options: Any) -> None:
+    """A turn keeps its two commits: the answer with what comes of its call, the outcome with the next turn."""
+    agent = Agent(name="clerk", model=ScriptedModel([[call("act")], "Done."]), tools=[act], **options)
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await soon(session.run("go"))
+        records = await session.records()
+    at = {type(record.event).__name__: record.at for record in reversed(records)}
+    assert at["ModelResponded"] == at["CallChecked"] == at["CallStarted"]
+    assert at["CallEnded"] == next(r.at for r in records if isinstance(r.event, ModelCalled) and r.event.turn == 2)
 
 
 def test_what_is_no_hook_is_refused() -> None:
@@ -638,6 +638,35 @@ async def test_nobody_who_wants_an_end_waits_for_a_hook(memory: Store, phase: st
         assert result.reason == wanted or (phase, how, result.reason) == ("before_tool", "stop", "cancelled")
         assert ("go" in await said(session)) == (phase != "input")
         await until(lambda: not runtime._host._drivers)
+
+
+async def test_a_run_that_is_ended_while_its_end_is_asked_about_ends_once() -> None:
+    """The hook answers while the commit of the cancellation is under way."""
+    committing, entered = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def append(self, batch: Batch) -> None:
+            if any(b'"cancelled"' in entry.payload for entry in batch.entries):
+                committing.set()
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            await super().append(batch)
+
+    async def wait(moment: Any) -> None:
+        entered.set()
+        await committing.wait()
+
+    store = Slow()
+    agent = Agent(name="clerk", model=ScriptedModel(["Done."]), hooks=[Hooks(natural_end=wait)])
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        run = await session.start("go")
+        await soon(entered.wait())
+        await session.cancel()
+        assert (await soon(run)).reason == "cancelled"
+        await until(lambda: not runtime._host._drivers)
+        assert len(await events(session, RunEnded)) == 1
+    await check_store(store)
 
 
 async def test_a_stop_before_the_model_is_asked_waits_for_nobody(memory: Store) -> None:
