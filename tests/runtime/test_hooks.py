@@ -16,11 +16,6 @@ from perdure.core.events import HistoryCompacted, InputChanged, StateChanged
 from perdure.core.messages import Text, Usage
 from perdure.core.specs import Window
 from perdure.events import CallChecked, ModelCalled, ModelResponded, Noted, RunEnded, RunStarted
-    CallChecked,
-    ModelResponded,
-    Noted,
-    RunStarted,
-)
 from perdure.plugins import Block, Emit, Hooks, Overrides, Result, Schedule, StateKey, Stop
 from perdure.ports import Batch, ModelResponse, Store
 from perdure.runtime.hooks import PHASES
