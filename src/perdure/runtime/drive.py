@@ -75,6 +75,7 @@ class Driver:
         self._epoch = claim.epoch
         self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
         self._observers: Observers | None = None
+        self._is_extended = binding.parts.is_extended
         self._flights: dict[int, Flight] = {}
         self._facts: list[Fact] = []
         self._requests: list[Command] = []
@@ -124,7 +125,7 @@ class Driver:
                 raise StaleEpoch("Another driver has resumed the run.")
             self._stirred = False
             change, starts = self._plan()
-            if starts:
+            if [flight for flight in starts if type(flight.action) is CheckCall]:
                 await self._check_early(change, starts)
             if change.events:
                 if not await self._append(change):
@@ -324,7 +325,8 @@ class Driver:
             if seconds is not None:
                 flight.deadline = self._world.clock.now() + seconds
                 flight.timer = self._world.clock.call_later(seconds, partial(self._break_off, slot, "timeout"))
-        flight.give_up = partial(self._give_up, flight)
+        if self._is_extended:
+            flight.give_up = partial(self._give_up, flight)
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
 
     async def _fly(self, flight: Flight) -> None:
@@ -350,7 +352,10 @@ class Driver:
             now = self._world.clock.monotonic()
             event = replace(event, seconds=round(now - self._lap_from, 6))
             self._lap_from = now
-        self._note_all(flight.facts(event))
+        if flight.after or flight.settle is not None:
+            self._note_all(flight.facts(event))
+        else:
+            self._note(event)
 
     def _note(self, event: Event) -> None:
         self._facts.append(event)

@@ -118,7 +118,7 @@ async def _build_request(
         None if run.output == PLAIN_TEXT else run.output,
         cache_key=state.uid,
         load=partial(desk.world.store.load_artifact, state.uid),
-        suffix=tuple([UserMessage((Text(text),)) for text in context]),
+        suffix=tuple([UserMessage((Text(text),)) for text in context]) if context else (),
     )
 
 
