@@ -28,8 +28,8 @@ async def pay(order: str, ctx: ToolContext) -> str:
 
 
 async def gate(moment: Any) -> Emit:
-    moment.set(GATES, 1)
-    moment.set(TOTAL, 10)
+    moment.here.set(GATES, 1)
+    moment.here.set(TOTAL, 10)
     return Emit("gated")
 
 

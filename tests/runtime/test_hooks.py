@@ -82,10 +82,10 @@ async def test_every_hook_is_called_in_its_place(memory: Store, is_async: bool) 
 
     def observer(phase: str) -> Callable[[Any], Any]:
         def note(moment: Any) -> None:
-            assert moment.session == "x"
-            assert moment.tenant == "acme"
-            assert moment.deps == "the deps"
-            assert moment.state.uid
+            assert moment.here.session == "x"
+            assert moment.here.tenant == "acme"
+            assert moment.here.deps == "the deps"
+            assert moment.here.state.uid
             order.append(phase)
 
         async def note_async(moment: Any) -> None:
@@ -434,7 +434,7 @@ async def test_each_may_emit_schedule_and_change_state(memory: Store, phase: str
 
     def wish(moment: Any) -> Any:
         asked.append(phase)
-        moment.set(SEEN, 1)
+        moment.here.set(SEEN, 1)
         more = [Schedule("later", after=3600)] if len(asked) == 1 else []
         return [Emit("seen", {"phase": phase}), *more]
 
@@ -461,10 +461,10 @@ async def test_a_hook_sees_what_was_set_before_it(memory: Store) -> None:
     found: list[str] = []
 
     def first(moment: Any) -> None:
-        moment.set(last, "first")
-        found.append(moment.get(last))
+        moment.here.set(last, "first")
+        found.append(moment.here.get(last))
 
-    hooks = [Hooks(turn_start=first), Hooks(turn_end=lambda moment: found.append(moment.get(last)))]
+    hooks = [Hooks(turn_start=first), Hooks(turn_end=lambda moment: found.append(moment.here.get(last)))]
     agent = Agent(name="clerk", model=ScriptedModel(["Done."]), hooks=hooks)
     await lived(agent, memory)
     assert found == ["first", "first"]

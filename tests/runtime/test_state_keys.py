@@ -163,8 +163,8 @@ async def test_a_hook_may_use_shared_keys(memory: Store) -> None:
     found: list[int] = []
 
     async def count(moment: Any) -> None:
-        moment.set(TOTAL, 1)
-        found.append(moment.get(TOTAL))
+        moment.here.set(TOTAL, 1)
+        found.append(moment.here.get(TOTAL))
 
     plugin = Plugin(name="shared", keys=[TOTAL], hooks=[Hooks(run_start=count, before_model=count)])
     agent = Agent(name="clerk", model=ScriptedModel(["Done."]), plugins=[plugin])
@@ -295,7 +295,7 @@ async def test_a_call_does_not_overwrite_what_a_hook_changed_meanwhile(memory: S
 
     async def scribble(moment: Any) -> None:
         await begun.wait()
-        moment.set(note, "by the hook")
+        moment.here.set(note, "by the hook")
 
     agent = Agent(
         name="clerk",

@@ -11,8 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec.structs import replace
-
 from perdure.core.events import CallEnded, Event, ModelCalled, ModelFailed, Noted, RunEnded, RunStarted
 from perdure.core.messages import Text
 from perdure.core.state import SessionState, find_call
@@ -95,7 +93,7 @@ class Observers:
 
     def _tell(self, hooks: tuple[Hook, ...], kind: Callable[..., Moment], *about: object) -> None:
         if hooks:
-            self._queue.append((hooks, kind(self._desk.place, self._desk.log.state, None, self._run, *about)))
+            self._queue.append((hooks, kind(self._desk.here(self._run), *about)))
 
     def _tell_failed_call(self, event: CallEnded, before: SessionState) -> None:
         if self._hooks.error:
@@ -140,7 +138,8 @@ class Observers:
         late = hooks[at]
         failed = Noted("hook_failed", {"hook": late.name, "phase": late.phase, "detail": reason})
         self._note((*self._after, failed))
-        self._queue[0] = (hooks[at + 1 :], replace(moment, wishes=None))
+        moment.here.wishes = None
+        self._queue[0] = (hooks[at + 1 :], moment)
         self._begin()
 
 
@@ -149,7 +148,7 @@ async def tell_session_end(log: SessionLog, binding: Binding, world: World, shar
     desk = Desk(log, binding, world, lambda event: None, lambda command: None, 0, shared)
     for hook in desk.hooks.session_end:
         after: list[Fact] = []
-        moment = SessionMoment(desk.place, log.state, None, log.state.runs)
+        moment = SessionMoment(desk.here(log.state.runs))
         left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         asked = Consultation(desk, moment, refuse, after, fails_open=True, give_up=left.set_result)
         await asyncio.wait((asyncio.ensure_future(asked.ask((hook,))), left), return_when=asyncio.FIRST_COMPLETED)

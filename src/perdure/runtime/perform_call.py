@@ -128,9 +128,7 @@ async def _ask_before(
     """What the hooks before a tool say; other arguments have to fit, and to be allowed, like the first ones."""
     tool = desk.binding.tools[action.name]
     moment = CallMoment(
-        desk.place,
-        desk.log.state,
-        None,
+        desk.here(),
         action.call,
         action.name,
         dict(values),
