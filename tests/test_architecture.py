@@ -38,6 +38,8 @@ MANY_PARAMETERS = {
     # What one run may have of its own: the surface names each of them.
     "runtime/session.py:run",
     "runtime/session.py:start",
+    # What a process is made of: the surface names each of them.
+    "wiring.py:__init__",
 }
 """Where more than eight parameters are right; every entry says why."""
 

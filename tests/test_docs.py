@@ -14,14 +14,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 EXAMPLES = [
     pytest.param(block, id=f"{page.name}-{number}")
-    for page in (
-        ROOT / "README.md",
-        ROOT / "docs" / "context.md",
-        ROOT / "docs" / "guide.md",
-        ROOT / "docs" / "models.md",
-        ROOT / "docs" / "tools.md",
-        ROOT / "docs" / "time-travel.md",
-    )
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     for number, block in enumerate(BLOCK.findall(page.read_text()), 1)
 ]
 

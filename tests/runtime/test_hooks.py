@@ -11,18 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import Agent, Limits, ModelSettings, Policy, Runtime, Session, ToolError, UsageError, tool
+from perdure.core.actions import RunTool
 from perdure.core.events import HistoryCompacted, InputChanged, StateChanged
 from perdure.core.messages import Text, Usage
 from perdure.core.specs import Window
-from perdure.events import (
-    CallChecked,
-    CallStarted,
-    ModelResponded,
-    Noted,
-    RunStarted,
-)
+from perdure.events import CallChecked, ModelCalled, ModelResponded, Noted, RunEnded, RunStarted
 from perdure.plugins import Block, Emit, Hooks, Overrides, Result, Schedule, StateKey, Stop
-from perdure.ports import ModelResponse, Store
+from perdure.ports import Batch, ModelResponse, Store
 from perdure.runtime.hooks import PHASES
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock, ScriptedModel, call
@@ -87,10 +82,10 @@ async def test_every_hook_is_called_in_its_place(memory: Store, is_async: bool) 
 
     def observer(phase: str) -> Callable[[Any], Any]:
         def note(moment: Any) -> None:
-            assert moment.session == "x"
-            assert moment.tenant == "acme"
-            assert moment.deps == "the deps"
-            assert moment.state.uid
+            assert moment.here.session == "x"
+            assert moment.here.tenant == "acme"
+            assert moment.here.deps == "the deps"
+            assert moment.here.state.uid
             order.append(phase)
 
         async def note_async(moment: Any) -> None:
@@ -130,33 +125,34 @@ async def test_the_runtimes_hooks_come_first_then_the_agents_in_the_order_of_reg
     assert order == ["a", "b", "c", "d", "a.", "b.", "c.", "d."]
 
 
-async def test_a_hook_on_one_phase_makes_no_other_work_a_task(memory: Store) -> None:
-    """A turn keeps its two commits: the check is done at once, and the end needs nobody."""
-    seqs: list[int] = []
+async def _nothing(moment: Any) -> None:
+    return None
 
-    async def noop(moment: Any) -> None:
-        return None
 
-    agent = Agent(
-        name="clerk",
-        model=ScriptedModel([[call("act")], "Done."]),
-        tools=[act],
-        hooks=[Hooks(before_model=noop, after_model=noop, before_tool=noop, after_tool=noop, error=noop)],
-    )
-    plain = Agent(name="plain", model=ScriptedModel([[call("act")], "Done."]), tools=[act])
-    async with Runtime(memory, agents=[agent, plain]) as runtime:
-        for each in (agent, plain):
-            session = await runtime.open(each)
-            commits: set[float] = set()
-            await soon(session.run("go"))
-            records = await session.records()
-            commits.update(record.at for record in records)
-            seqs.append(len(records))
-            checked = next(r for r in records if isinstance(r.event, CallChecked))
-            started = next(r for r in records if isinstance(r.event, CallStarted))
-            responded = next(r for r in records if isinstance(r.event, ModelResponded))
-            assert checked.at == started.at == responded.at, "one commit"
-    assert seqs[0] == seqs[1]
+async def _pass_on(action: Any, perform: Any) -> Any:
+    return await perform(action)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"hooks": [Hooks(**dict.fromkeys(FIELDS, lambda moment: None))]},
+        {"hooks": [Hooks(**dict.fromkeys(FIELDS, _nothing))]},
+        {"middleware": [_pass_on]},
+    ],
+    ids=["nothing", "sync hooks", "async hooks", "middleware"],
+)
+async def test_what_answers_at_once_costs_no_commit(memory: Store, options: Any) -> None:
+    """A turn keeps its two commits: the answer with what comes of its call, the outcome with the next turn."""
+    agent = Agent(name="clerk", model=ScriptedModel([[call("act")], "Done."]), tools=[act], **options)
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await soon(session.run("go"))
+        records = await session.records()
+    at = {type(record.event).__name__: record.at for record in reversed(records)}
+    assert at["ModelResponded"] == at["CallChecked"] == at["CallStarted"]
+    assert at["CallEnded"] == next(r.at for r in records if isinstance(r.event, ModelCalled) and r.event.turn == 2)
 
 
 def test_what_is_no_hook_is_refused() -> None:
@@ -340,6 +336,18 @@ async def test_changed_arguments_do_not_slip_past_the_policy(memory: Store, poli
     assert ran == []
 
 
+async def test_nor_do_those_that_middleware_changed(memory: Store) -> None:
+    async def rewrite(action: Any, perform: Any) -> Any:
+        return await perform(replace(action, arguments='{"what":"that"}') if isinstance(action, RunTool) else action)
+
+    model = ScriptedModel([[call("act", what="this")], "Done."])
+    agent = Agent(name="clerk", model=model, tools=[act], policy=Policy(ask=["act"]), middleware=[rewrite])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        assert (await soon(session.run("go", on_pending=lambda pending: "approve"))).output == "Done."
+        assert [outcome for _, outcome, _ in await told(session)] == ["denied"]
+
+
 async def test_before_tool_may_give_the_result_itself(memory: Store) -> None:
     await answer_of(Hooks(before_tool=lambda moment: Result({"cached": True})), store=memory)
     async with Runtime(memory, engine=None) as runtime:
@@ -426,7 +434,7 @@ async def test_each_may_emit_schedule_and_change_state(memory: Store, phase: str
 
     def wish(moment: Any) -> Any:
         asked.append(phase)
-        moment.set(SEEN, 1)
+        moment.here.set(SEEN, 1)
         more = [Schedule("later", after=3600)] if len(asked) == 1 else []
         return [Emit("seen", {"phase": phase}), *more]
 
@@ -453,10 +461,10 @@ async def test_a_hook_sees_what_was_set_before_it(memory: Store) -> None:
     found: list[str] = []
 
     def first(moment: Any) -> None:
-        moment.set(last, "first")
-        found.append(moment.get(last))
+        moment.here.set(last, "first")
+        found.append(moment.here.get(last))
 
-    hooks = [Hooks(turn_start=first), Hooks(turn_end=lambda moment: found.append(moment.get(last)))]
+    hooks = [Hooks(turn_start=first), Hooks(turn_end=lambda moment: found.append(moment.here.get(last)))]
     agent = Agent(name="clerk", model=ScriptedModel(["Done."]), hooks=hooks)
     await lived(agent, memory)
     assert found == ["first", "first"]
@@ -601,6 +609,89 @@ async def test_a_run_can_be_cancelled_while_a_hook_hangs(memory: Store) -> None:
         await soon(entered.wait())
         await session.cancel()
         assert (await soon(run)).reason == "cancelled"
+
+
+@pytest.mark.parametrize("phase", ["input", "natural_end", "tool_gate", "before_tool", "after_model"])
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_nobody_who_wants_an_end_waits_for_a_hook(memory: Store, phase: str, how: str) -> None:
+    entered = asyncio.Event()
+
+    async def hang(moment: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    agent = everything(hooks=[Hooks(**{phase: hang})])
+    async with Runtime(memory, agents=[agent], grace=0) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go")
+        await soon(entered.wait())
+        await (session.stop() if how == "stop" else session.cancel())
+        if (phase, how) == ("before_tool", "stop"):
+            await session.cancel()
+        result = await soon(run)
+        wanted = {"input": "refusal"}.get(phase, "stopped" if how == "stop" else "cancelled")
+        assert result.reason == wanted or (phase, how, result.reason) == ("before_tool", "stop", "cancelled")
+        assert ("go" in await said(session)) == (phase != "input")
+        await until(lambda: not runtime._host._drivers)
+
+
+async def test_a_run_that_is_ended_while_its_end_is_asked_about_ends_once() -> None:
+    """The hook answers while the commit of the cancellation is under way."""
+    committing, entered = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def append(self, batch: Batch) -> None:
+            if any(b'"cancelled"' in entry.payload for entry in batch.entries):
+                committing.set()
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            await super().append(batch)
+
+    async def wait(moment: Any) -> None:
+        entered.set()
+        await committing.wait()
+
+    store = Slow()
+    agent = Agent(name="clerk", model=ScriptedModel(["Done."]), hooks=[Hooks(natural_end=wait)])
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        run = await session.start("go")
+        await soon(entered.wait())
+        await session.cancel()
+        assert (await soon(run)).reason == "cancelled"
+        await until(lambda: not runtime._host._drivers)
+        assert len(await events(session, RunEnded)) == 1
+    await check_store(store)
+
+
+async def test_a_stop_before_the_model_is_asked_waits_for_nobody(memory: Store) -> None:
+    """The model's task has not had its first step yet: there is nothing to wait for."""
+    clock = ManualClock()
+    model = ScriptedModel(["Never."])
+    agent = Agent(name="clerk", model=model, hooks=[Hooks(turn_start=lambda moment: Stop("at once"))])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent)
+        assert (await soon(session.run("go"))).reason == "stopped", "the clock stands still"
+    assert model.requests == []
+
+
+async def test_a_stop_is_for_the_run_that_it_is_about(memory: Store) -> None:
+    hooks = Hooks(run_end=lambda moment: Stop("too late"))
+    agent = Agent(name="clerk", model=ScriptedModel(["One.", "Two."]), hooks=[hooks])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        runs = [await session.start("first"), await session.start("second")]
+        assert [(await soon(run)).output for run in runs] == ["One.", "Two."]
+
+
+async def test_a_hook_cannot_ask_for_more_than_was_reserved(memory: Store) -> None:
+    def greedy(moment: Any) -> Any:
+        return replace(moment.request, settings=ModelSettings(max_tokens=10**6))
+
+    model = ScriptedModel(["Done."])
+    agent = Agent(name="clerk", model=model, limits=Limits(tokens=500), hooks=[Hooks(before_model=greedy)])
+    await lived(agent, memory)
+    assert 0 < (model.requests[0].settings.max_tokens or 0) <= 500
 
 
 async def test_observers_hold_up_no_commit_and_are_through_before_the_session_is_released(memory: Store) -> None:

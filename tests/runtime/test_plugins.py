@@ -30,7 +30,7 @@ def counter(name: str = "counter", **options: Any) -> Plugin:
     given = {
         "tools": [count],
         "keys": [COUNT],
-        "hooks": [Hooks(before_tool=lambda moment: moment.set(COUNT, 10))],
+        "hooks": [Hooks(before_tool=lambda moment: moment.here.set(COUNT, 10))],
         "instructions": "Count what you do.",
         "context": [remind],
         **options,

@@ -14,6 +14,7 @@ from perdure.events import CallEnded, Noted
 from perdure.plugins import Hooks, Plugin, StateKey
 from perdure.ports import SessionQuery, Store
 from perdure.runtime.shared_state import SHARED
+from perdure.runtime.wishes import Shelf, Wishes
 from perdure.testing import ScriptedModel, call
 from tests.runtime.scenes import crashing, events, kinds, seen, soon, told, until
 
@@ -138,12 +139,32 @@ async def test_an_exclusive_shared_key_is_not_overwritten_unseen(memory: Store) 
         assert OWNER.read((await shared_log(runtime)).state) == "fast"
 
 
+async def test_what_was_changed_already_is_no_conflict_when_it_is_repeated(memory: Store) -> None:
+    agent = sharer([call("add")], "Done.")
+    async with Runtime(memory, agents=[agent]) as runtime:
+        await soon((await runtime.open(agent)).run("go"))
+        shared = await runtime._host._shared_by("")
+
+        def wish(value: str) -> Wishes:
+            wishes = Wishes(Shelf(shared=shared.state))
+            wishes.set(OWNER, value, shared.state())
+            return wishes
+
+        first, again = wish("a"), wish("a")
+        await shared.change(first, by="a", origin="a/1")
+        await shared.change(wish("b"), by="b", origin="b/1")
+        await shared.change(again, by="a", origin="a/1")
+        assert OWNER.read(shared.state()) == "b"
+        with pytest.raises(ValueError, match="owner was changed"):
+            await shared.change(again, by="a", origin="a/2")
+
+
 async def test_a_hook_may_use_shared_keys(memory: Store) -> None:
     found: list[int] = []
 
     async def count(moment: Any) -> None:
-        moment.set(TOTAL, 1)
-        found.append(moment.get(TOTAL))
+        moment.here.set(TOTAL, 1)
+        found.append(moment.here.get(TOTAL))
 
     plugin = Plugin(name="shared", keys=[TOTAL], hooks=[Hooks(run_start=count, before_model=count)])
     agent = Agent(name="clerk", model=ScriptedModel(["Done."]), plugins=[plugin])
@@ -274,7 +295,7 @@ async def test_a_call_does_not_overwrite_what_a_hook_changed_meanwhile(memory: S
 
     async def scribble(moment: Any) -> None:
         await begun.wait()
-        moment.set(note, "by the hook")
+        moment.here.set(note, "by the hook")
 
     agent = Agent(
         name="clerk",

@@ -62,7 +62,7 @@ class Consultation:
                 answer = hook.function(moment)
                 if answer is not None and type(answer := begun(answer)) is Rest:
                     answer = await finished(self._desk.world.clock, hook.timeout, answer, self._give_up)
-                if moment.wishes is not None:
+                if moment.here.wishes is not None:
                     await self._settle(hook, moment)
                 if answer is None:
                     continue
@@ -87,7 +87,7 @@ class Consultation:
                     if hasattr(answer, "close"):
                         answer.close()
                     return False
-                if moment.wishes is not None:
+                if moment.here.wishes is not None:
                     self._settle_now(hook, moment)
                 if answer is None:
                     continue
@@ -109,7 +109,10 @@ class Consultation:
         return item is not None and self._take(hook, item)
 
     def _stop(self, hook: Hook, wish: Stop) -> Stop:
-        self._after.append(stopped(f"hook {hook.name}", wish.why))
+        state = self._moment.here.state
+        # An input that waits is a run to be.
+        run = state.runs + 1 if hook.phase == "input" and state.run is None else self._moment.here.run
+        self._after.append(stopped(run, f"hook {hook.name}", wish.why))
         return wish
 
     async def _schedule(self, hook: Hook, wish: Schedule) -> None:
@@ -119,7 +122,7 @@ class Consultation:
         self._after.append(sent(scheduled, hook.name, self._desk.world.clock.now()))
 
     async def _settle(self, hook: Hook, moment: Moment) -> None:
-        wishes = moment.wishes
+        wishes = moment.here.wishes
         assert wishes is not None
         if wishes.shares and self._desk.shared is not None:
             origin = f"{self._desk.log.uid}/{hook.phase}/{hook.name}/{_place_of(moment)}"
@@ -127,20 +130,20 @@ class Consultation:
         self._keep(hook, moment, wishes)
 
     def _settle_now(self, hook: Hook, moment: Moment) -> None:
-        wishes = moment.wishes
+        wishes = moment.here.wishes
         assert wishes is not None
         if wishes.shares:
             raise UsageError("a tool_gate that changes a shared key has to be an async function")
         self._keep(hook, moment, wishes)
 
     def _keep(self, hook: Hook, moment: Moment, wishes: Wishes) -> None:
-        moment.wishes = None
+        moment.here.wishes = None
         if wishes.changes:
             wishes.keep(self._desk.log.state)
             self._after.append(lambda state: _changed(wishes, hook.name, state))
 
     def _failed(self, hook: Hook, error: BaseException) -> None:
-        self._moment.wishes = None
+        self._moment.here.wishes = None
         reason = str(error) if isinstance(error, Unanswered | UsageError) else describe(error)
         self._after.append(Noted("hook_failed", {"hook": hook.name, "phase": hook.phase, "detail": reason}))
         if not self._fails_open:
@@ -165,4 +168,4 @@ def _changed(wishes: Wishes, by: str, state: SessionState) -> Iterable[Event]:
 def _place_of(moment: Moment) -> str:
     """Which moment of its phase it is: the same again after a crash."""
     about = getattr(moment, "call", 0) or getattr(moment, "input", 0) or getattr(moment, "pushes", 0)
-    return f"{moment.run}.{moment.turn}.{about}"
+    return f"{moment.here.run}.{moment.here.turn}.{about}"

@@ -12,7 +12,7 @@ from perdure.runtime.agent import Binding
 from perdure.runtime.context import ToolContext
 from perdure.runtime.log import SessionLog
 from perdure.runtime.media import clean_text
-from perdure.runtime.moments import Place
+from perdure.runtime.moments import Here, Place
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.waste import Waste
 from perdure.runtime.wishes import Shelf
@@ -53,13 +53,14 @@ class Desk:
         self._data: dict[str, Any] = {}
         self._place: Place | None = None
 
-    @property
-    def place(self) -> Place:
-        """Where the moments that hooks see take place."""
+    def here(self, run: int | None = None) -> Here:
+        """Where the moments that hooks see take place: in this run, or in the one that is open now."""
+        state = self.log.state
         if self._place is None:
-            state = self.log.state
             self._place = Place(state.id, state.tenant, self.world.deps, state.data, self.shelf)
-        return self._place
+        if run is None:
+            run = state.run.run if state.run else state.runs
+        return Here(self._place, state, run)
 
     def publish(self, delta: Delta) -> None:
         if self.log.feed.watched:

@@ -16,7 +16,7 @@ from perdure.core.errors import PerdureError, UsageError
 from perdure.core.events import Event, Noted
 from perdure.core.fold import fold
 from perdure.core.messages import JSON, Part
-from perdure.core.state import SessionState
+from perdure.core.state import SessionState, has_due_input
 from perdure.runtime.media import Input, clean_text, to_parts
 from perdure.runtime.plain import to_plain
 
@@ -90,9 +90,16 @@ def emitted(wish: Emit) -> Noted:
     return Noted(clean_text(wish.kind), data)
 
 
-def stopped(by: str, why: str) -> Late:
-    """`by` and `why` are what the end of the run will say."""
-    return _commanded(StopRun("stop", clean_text(f"{by}: {why}" if why else by)))
+def stopped(run: int, by: str, why: str) -> Late:
+    """Stops this run and no other; `by` and `why` are what its end will say."""
+    command = StopRun("stop", clean_text(f"{by}: {why}" if why else by))
+
+    def late(state: SessionState) -> Iterable[Event]:
+        now = state.run.run if state.run else state.runs + has_due_input(state)
+        is_over = state.run is None and now == state.runs
+        return () if is_over or now != run else accepted(state, command)
+
+    return late
 
 
 def sent(wish: Scheduled, by: str, now: float) -> Late:

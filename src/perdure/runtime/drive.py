@@ -32,12 +32,9 @@ from perdure.core.actions import (
 from perdure.core.commands import Command, ExpireCalls, StopRun
 from perdure.core.errors import Conflict, StaleEpoch, StoreError
 from perdure.core.events import (
-    CallAdvanced,
     CallEnded,
-    CallStarted,
     Event,
     HistoryCompacted,
-    ModelCalled,
     ModelFailed,
     ModelResponded,
     Noted,
@@ -52,16 +49,13 @@ from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
-from perdure.runtime.flight import COMPACTION, Cause, Flight, slot_of
+from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, slot_of
 from perdure.runtime.hook_phases import may_push
-from perdure.runtime.intents import start_run, suspend
-from perdure.runtime.limits import find_room
+from perdure.runtime.intents import intend_model, intend_tool, start_run, suspend
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import perform
-from perdure.runtime.perform_call import start_of
 from perdure.runtime.perform_check import check_now
-from perdure.runtime.perform_model import turn_models
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
 
@@ -83,6 +77,7 @@ class Driver:
         self._epoch = claim.epoch
         self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
         self._observers: Observers | None = None
+        self._is_extended = binding.parts.is_extended
         self._flights: dict[int, Flight] = {}
         self._facts: list[Fact] = []
         self._requests: list[Command] = []
@@ -133,7 +128,7 @@ class Driver:
                 raise StaleEpoch("Another driver has resumed the run.")
             self._stirred = False
             change, starts = self._plan()
-            if starts:
+            if [flight for flight in starts if type(flight.action) is CheckCall]:
                 await self._check_early(change, starts)
             if change.events:
                 if not await self._append(change):
@@ -143,7 +138,7 @@ class Driver:
                 if self._observers is not None:
                     self._observers.see(change.events, change.before)
             else:
-                self._drop_planned()
+                self._forget_planned()
             for flight in starts:
                 self._launch(flight)
             if self._stirred or self._facts or self._requests:
@@ -194,6 +189,8 @@ class Driver:
 
     def _add_facts(self, change: Change, facts: Sequence[Fact]) -> None:
         for fact in facts:
+            if isinstance(fact, RunEnded) and (change.after.run is None or change.after.run.run != fact.run):
+                continue  # somebody ended it while others were asked about its end
             change.add(fact(change.after) if callable(fact) else (fact,))
 
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
@@ -216,9 +213,13 @@ class Driver:
             case VetInput() | CompactHistory() | EndRun():
                 return self._prepare(action, starts)
             case CallModel():
-                change.add((self._intend_model(action, change.after, starts),))
+                intent, flight = intend_model(self._desk, action, change.after)
+                change.add((intent,))
+                starts += [flight] if flight else []
             case RunTool():
-                change.add(self._intend_tool(action, change.after, starts))
+                intents, flight = intend_tool(self._desk, action, change.after)
+                change.add(intents)
+                starts += [flight] if flight else []
             case CheckCall():
                 if action.call in self._flights or action.call in checking:
                     return False
@@ -232,6 +233,9 @@ class Driver:
             case EndOperation():
                 return self._prepare(action, starts)
             case StartRun(inputs=(first, *_)) if self._binding.spec.vets_input and first not in change.after.vetted:
+                if change.after.early_stop is not None:
+                    # Who wants an end does not wait for guardrails; what they have not seen is not carried out.
+                    self._break_off(VETTING, "stop")
                 return self._prepare(VetInput(first), starts)
             case StartRun():
                 change.add(start_run(self._desk, change.after, action))
@@ -260,34 +264,6 @@ class Driver:
             return end.reason not in ("stopped", "cancelled")
         return bool(self._desk.hooks.natural_end) and may_push(state, end)
 
-    def _intend_model(self, action: CallModel, state: SessionState, starts: list[Flight]) -> Event:
-        assert state.run is not None
-        try:
-            model = turn_models(self._desk, state.run)[0]
-            room = find_room(state, state.run, model, final=action.final)
-        except Exception as error:  # noqa: BLE001 - resolvers and prices are user code
-            return ModelFailed("internal", describe(error))
-        if room.limit:
-            return ModelFailed("limit", room.limit)
-        starts.append(Flight(action, max_tokens=room.max_tokens))
-        return ModelCalled(
-            action.turn,
-            action.attempt,
-            inputs=action.inputs,
-            reserved=room.reserved,
-            final=action.final,
-        )
-
-    def _intend_tool(self, action: RunTool, state: SessionState, starts: list[Flight]) -> list[Event]:
-        call = find_call(state.run, action.call)
-        intent = start_of(self._desk, action, call)
-        if isinstance(intent, CallStarted):
-            expires_at = call.expires_at if call else None
-            starts.append(Flight(action, key=intent.key, effect=intent.effect, deadline=expires_at))
-            if self._binding.tools[action.name].background:
-                return [intent, CallAdvanced(action.call, f"{action.name}-{action.call}", background=True)]
-        return [intent]
-
     def _add_due(self, change: Change) -> None:
         """What the clock says: a run out of time, suspended calls past theirs."""
         state = change.after
@@ -313,14 +289,15 @@ class Driver:
         except Conflict:
             await self._patiently(self._log.refresh)
             return False
-        self._drop_planned()
+        self._forget_planned()
         return True
 
-    def _drop_planned(self) -> None:
-        """What is in the log, or came to nothing."""
+    def _forget_planned(self) -> None:
+        """What was planned is committed, or came to nothing."""
         facts, requests = self._planned
         del self._facts[:facts]
         del self._requests[:requests]
+        self._planned = (0, 0)
 
     async def _release(self) -> bool:
         head = self._log.state.seq
@@ -351,10 +328,12 @@ class Driver:
             if seconds is not None:
                 flight.deadline = self._world.clock.now() + seconds
                 flight.timer = self._world.clock.call_later(seconds, partial(self._break_off, slot, "timeout"))
-        flight.give_up = partial(self._give_up, flight)
+        if self._is_extended:
+            flight.give_up = partial(self._give_up, flight)
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
 
     async def _fly(self, flight: Flight) -> None:
+        flight.has_begun = True
         try:
             event = await perform(self._desk, flight)
         except asyncio.CancelledError:
@@ -376,7 +355,10 @@ class Driver:
             now = self._world.clock.monotonic()
             event = replace(event, seconds=round(now - self._lap_from, 6))
             self._lap_from = now
-        self._note_all(flight.facts(event))
+        if flight.after or flight.settle is not None:
+            self._note_all(flight.facts(event))
+        else:
+            self._note(event)
 
     def _note(self, event: Event) -> None:
         self._facts.append(event)
@@ -401,6 +383,11 @@ class Driver:
         if flight is None or flight.cause or flight.task is None:
             return
         flight.cause = cause
+        if not flight.has_begun:
+            # A task that is cancelled before its first step does not even hear of it.
+            flight.task.cancel()
+            self._land(flight, self._broken_off(flight))
+            return
         self._desk.broken_off.add(slot)
         context = self._desk.contexts.get(slot)
         if context is not None:
@@ -412,7 +399,7 @@ class Driver:
         flight.timer = self._world.clock.call_later(CANCEL_GRACE, partial(self._abandon, flight))
 
     def _drop_checks(self) -> None:
-        """A check whose call was ended meanwhile serves nobody, and must not keep the session from being released."""
+        """A check whose call, or an end whose run, is over serves nobody, and must not hold up the session."""
         state = self._log.state
         run = state.run
         if run is not None and run.stop is None:
@@ -422,7 +409,8 @@ class Driver:
             self._break_off(COMPACTION, "stop")
         for slot, flight in list(self._flights.items()):
             call = find_call(run, slot)
-            if isinstance(flight.action, CheckCall) and (call is None or call.status == "ended"):
+            is_moot = isinstance(flight.action, CheckCall) and (call is None or call.status == "ended")
+            if is_moot or (isinstance(flight.action, EndRun) and run is None):
                 flight.landed = True
                 del self._flights[slot]
                 if flight.task is not None:

@@ -46,6 +46,7 @@ class Flight:
         "deadline",
         "effect",
         "give_up",
+        "has_begun",
         "key",
         "landed",
         "max_tokens",
@@ -69,6 +70,7 @@ class Flight:
         self.effect: Effect = effect
         self.cause: Cause | None = None
         self.landed = False
+        self.has_begun = False
         self.deadline = deadline
         self.after: list[Fact] = []
         self.settle: Callable[[Event, SessionState], Iterable[Event]] | None = None
@@ -117,6 +119,8 @@ class Flight:
             case EndOperation(call=call, name=name):
                 text = f"The operation of {name} did not say in time that it ended."
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
+            case RunTool(call=call, name=name, attempt=1) if not self.has_begun:
+                return CallEnded(call, "cancelled", (Text(f"{name} was cancelled before it started."),))
             case RunTool(call=call, name=name):
                 acts = self.effect != "read"
                 if self.cause == "timeout":

@@ -6,6 +6,7 @@ that a hook changes are checked as if the model had written them: an approval is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, cast, get_args
 
 from msgspec.structs import replace
@@ -52,7 +53,7 @@ async def vet_input(desk: Desk, flight: Flight, number: int) -> InputChanged:
     vetted = InputChanged(number, vetted=True)
     if queued is None or not queued.parts or queued.by == NATURAL_END or not desk.hooks.input:
         return vetted
-    moment = InputMoment(desk.place, state, None, number, queued.parts, queued.by, queued.overrides)
+    moment = InputMoment(desk.here(), number, queued.parts, queued.by, queued.overrides)
     words: dict[str, list[Part]] = {}
     blocked: list[Block] = []
 
@@ -90,7 +91,7 @@ async def before_model(
     desk: Desk, flight: Flight, action: CallModel, request: ModelRequest
 ) -> ModelRequest | ModelResponse | ModelFailed:
     """The request as the hooks want it, an answer of their own, or the reason why nothing is asked."""
-    moment = RequestMoment(desk.place, desk.log.state, None, request, action.attempt)
+    moment = RequestMoment(desk.here(), request, action.attempt)
     own: list[ModelResponse] = []
 
     def take(hook: Hook, item: Any) -> bool:
@@ -117,7 +118,7 @@ async def before_model(
 
 async def after_model(desk: Desk, flight: Flight, request: ModelRequest, response: ModelResponse) -> ModelResponse:
     """The answer as the hooks want it."""
-    moment = ResponseMoment(desk.place, desk.log.state, None, request, response)
+    moment = ResponseMoment(desk.here(), request, response)
 
     def take(hook: Hook, item: Any) -> bool:
         match item:
@@ -225,9 +226,7 @@ async def after_tool(
     desk: Desk, flight: Flight, action: RunTool, values: dict[str, Any], ended: CallEnded
 ) -> CallEnded:
     """The result as the hooks want it; what they change is the model's to read, never whether it happened."""
-    moment = ResultMoment(
-        desk.place, desk.log.state, None, action.call, action.name, values, ended.outcome, ended.parts
-    )
+    moment = ResultMoment(desk.here(), action.call, action.name, values, ended.outcome, ended.parts)
     artifacts: list[Artifacts] = []
 
     def take(hook: Hook, item: Any) -> bool:
@@ -257,7 +256,7 @@ async def before_compaction(desk: Desk, flight: Flight, action: CompactHistory) 
     if found is None:
         return None
     messages = state.history[found.start : found.stop]
-    moment = CompactionMoment(desk.place, state, None, action, tuple(messages))
+    moment = CompactionMoment(desk.here(), action, tuple(messages))
     own: list[HistoryCompacted] = []
 
     def take(hook: Hook, item: Any) -> bool:
@@ -298,7 +297,7 @@ async def natural_end(desk: Desk, flight: Flight, end: RunEnded) -> Event:
     if run is None or not desk.hooks.natural_end or not may_push(state, end):
         return end
     text = run.response.message.text if run.response else ""
-    moment = EndMoment(desk.place, state, None, end.output, text, run.pushes)
+    moment = EndMoment(desk.here(), end.output, text, run.pushes)
     pushed: list[tuple[str, str]] = []
 
     def take(hook: Hook, item: Any) -> bool:
@@ -319,5 +318,11 @@ async def natural_end(desk: Desk, flight: Flight, end: RunEnded) -> Event:
         return end
     name, words = pushed[0]
     push = SendInput((Text(words),), busy="join", by=NATURAL_END)
-    flight.after.append(lambda state: accepted(state, push))
+
+    def late(state: SessionState) -> Iterable[Event]:
+        # Somebody may have stopped it meanwhile: words for a run that is over would open another one.
+        is_open = state.run is not None and state.run.run == run.run and state.run.stop is None
+        return accepted(state, push) if is_open else ()
+
+    flight.after.append(late)
     return Noted("pushed_on", {"hook": name, "run": run.run, "push": run.pushes + 1})

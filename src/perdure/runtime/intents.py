@@ -1,14 +1,26 @@
-"""The facts with which a run starts, and with which a call is put before a person."""
+"""The facts that are committed before work starts: of a run, a model call, a tool, and of a call that a person sees."""
 
 from __future__ import annotations
 
-from perdure.core.actions import StartRun, SuspendCall
-from perdure.core.events import AgentPinned, CallSuspended, Event, RunStarted
+from perdure.core.actions import CallModel, RunTool, StartRun, SuspendCall
+from perdure.core.events import (
+    AgentPinned,
+    CallAdvanced,
+    CallStarted,
+    CallSuspended,
+    Event,
+    ModelCalled,
+    ModelFailed,
+    RunStarted,
+)
 from perdure.core.state import SessionState, find_call
-from perdure.runtime.desk import Desk
+from perdure.runtime.desk import Desk, describe
+from perdure.runtime.flight import Flight
 from perdure.runtime.gates import traits_of
-from perdure.runtime.perform_call import take_back
+from perdure.runtime.limits import find_room
+from perdure.runtime.perform_call import start_of, take_back
 from perdure.runtime.perform_check import is_stale
+from perdure.runtime.perform_model import turn_models
 
 
 def start_run(desk: Desk, state: SessionState, action: StartRun) -> list[Event]:
@@ -43,6 +55,39 @@ def _window(desk: Desk, model: str) -> int | None:
         return binding.spec.window.tokens or traits_of(chosen).window
     except Exception:  # noqa: BLE001 - resolvers are user code; the call itself will say what is wrong
         return binding.spec.window.tokens
+
+
+def intend_model(desk: Desk, action: CallModel, state: SessionState) -> tuple[Event, Flight | None]:
+    """The intent with its reservation, and the flight; or why there is no room for it."""
+    assert state.run is not None
+    try:
+        model = turn_models(desk, state.run)[0]
+        room = find_room(state, state.run, model, final=action.final)
+    except Exception as error:  # noqa: BLE001 - resolvers and prices are user code
+        return ModelFailed("internal", describe(error)), None
+    if room.limit:
+        return ModelFailed("limit", room.limit), None
+    intent = ModelCalled(
+        action.turn,
+        action.attempt,
+        inputs=action.inputs,
+        reserved=room.reserved,
+        final=action.final,
+    )
+    return intent, Flight(action, max_tokens=room.max_tokens)
+
+
+def intend_tool(desk: Desk, action: RunTool, state: SessionState) -> tuple[list[Event], Flight | None]:
+    """The intent and the flight; or what becomes of a call that cannot start."""
+    call = find_call(state.run, action.call)
+    intent = start_of(desk, action, call)
+    if not isinstance(intent, CallStarted):
+        return [intent], None
+    expires_at = call.expires_at if call else None
+    flight = Flight(action, key=intent.key, effect=intent.effect, deadline=expires_at)
+    if desk.binding.tools[action.name].background:
+        return [intent, CallAdvanced(action.call, f"{action.name}-{action.call}", background=True)], flight
+    return [intent], flight
 
 
 def suspend(desk: Desk, action: SuspendCall, state: SessionState) -> Event:

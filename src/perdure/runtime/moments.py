@@ -1,12 +1,12 @@
-"""What a hook sees: one moment per phase, with what it is about and the session around it.
+"""What a hook sees: one moment per phase, with what it is about; the session around it is `here`.
 
-Rule 1: a moment is read-only, but for state keys: `set` is committed with what the moment is part of. Rule 2: of
+Rule 1: a moment is read-only, but for state keys: `here.set` is committed with what the moment is part of. Rule 2: of
 several hooks of a phase each sees what those before it have changed.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -31,11 +31,13 @@ class Place(msgspec.Struct, frozen=True, eq=False):
     shelf: Shelf
 
 
-class Moment(msgspec.Struct, eq=False):
-    """`state` is a snapshot of the session; `deps` are those of the Runtime."""
+class Here(msgspec.Struct, eq=False):
+    """The session around a moment: `state` is a snapshot, `deps` are the Runtime's, `run` is what it happens in."""
 
     place: Place
     state: SessionState
+    run: int = 0
+    wishes: Wishes | None = None
 
     @property
     def session(self) -> str:
@@ -55,64 +57,71 @@ class Moment(msgspec.Struct, eq=False):
         return self.place.data
 
     @property
-    def run(self) -> int:
-        """The number of the open run, or of the last one."""
-        return self.state.run.run if self.state.run else self.state.runs
-
-    @property
     def turn(self) -> int:
         return self.state.run.turn if self.state.run else 0
 
-    wishes: Wishes | None = None
-
     def get(self, key: StateKey[T]) -> T:
         """The value of a state key as it stands."""
-        if self.wishes is None:
-            self.wishes = Wishes(self.place.shelf)
-        return self.wishes.get(key, self.state)
+        return self._wishes().get(key, self.state)
 
     def set(self, key: StateKey[T], value: T) -> None:
         """Changes a state key, through an event."""
+        self._wishes().set(key, value, self.state)
+
+    def _wishes(self) -> Wishes:
         if self.wishes is None:
             self.wishes = Wishes(self.place.shelf)
-        self.wishes.set(key, value, self.state)
+        return self.wishes
 
 
-class SessionMoment(Moment, eq=False):
+class Moment(Protocol):
+    """What all moments have."""
+
+    @property
+    def here(self) -> Here: ...
+
+
+class SessionMoment(msgspec.Struct, eq=False):
     """A session begins (before its first run), or was deleted."""
 
+    here: Here
 
-class RunMoment(Moment, eq=False):
+
+class RunMoment(msgspec.Struct, eq=False):
     """A run has started, for these inputs."""
 
-    number: int = 0
+    here: Here
     inputs: tuple[int, ...] = ()
 
 
-class RunEndMoment(Moment, eq=False):
+class RunEndMoment(msgspec.Struct, eq=False):
     """A run has ended: reason, detail and output are in `end`."""
 
-    end: RunEnded | None = None
+    here: Here
+    end: RunEnded
 
 
-class TurnMoment(Moment, eq=False):
+class TurnMoment(msgspec.Struct, eq=False):
     """A turn has started, or is over: its answer and all its calls."""
 
+    here: Here
     number: int = 0
 
 
-class ErrorMoment(Moment, eq=False):
+class ErrorMoment(msgspec.Struct, eq=False):
     """A model call or a tool call has failed; `kind` is the model error's, or the call's outcome."""
 
+    here: Here
     kind: str = ""
     detail: str = ""
     call: int = 0
     tool: str = ""
 
 
-class InputMoment(Moment, eq=False):
+class InputMoment(msgspec.Struct, eq=False):
     """An input that waits; `by` names the hook or the call that sent it where no person did."""
 
+    here: Here
     input: int = 0
     parts: tuple[Part, ...] = ()
     by: str = ""
@@ -123,16 +132,18 @@ class InputMoment(Moment, eq=False):
         return _text(self.parts)
 
 
-class RequestMoment(Moment, eq=False):
+class RequestMoment(msgspec.Struct, eq=False):
     """A request that is about to be sent."""
 
+    here: Here
     request: ModelRequest = ModelRequest("", "", ())
     attempt: int = 1
 
 
-class ResponseMoment(Moment, eq=False):
+class ResponseMoment(msgspec.Struct, eq=False):
     """An answer that has come, and what was asked."""
 
+    here: Here
     request: ModelRequest = ModelRequest("", "", ())
     response: ModelResponse = ModelResponse(())
 
@@ -145,9 +156,10 @@ class ResponseMoment(Moment, eq=False):
         return tuple(part for part in self.response.parts if isinstance(part, ToolCall))
 
 
-class AnswerMoment(Moment, eq=False):
+class AnswerMoment(msgspec.Struct, eq=False):
     """A whole answer before anything of it is kept; `output` is the value where it fits the run's output type."""
 
+    here: Here
     message: AssistantMessage = AssistantMessage(())
     output: JSON = None
 
@@ -160,9 +172,10 @@ class AnswerMoment(Moment, eq=False):
         return self.message.calls
 
 
-class CallMoment(Moment, eq=False):
+class CallMoment(msgspec.Struct, eq=False):
     """A call: `arguments` are the values that the tool gets, `verdict` is the policy's and the gates' so far."""
 
+    here: Here
     call: int = 0
     name: str = ""
     arguments: dict[str, Any] = {}
@@ -172,9 +185,10 @@ class CallMoment(Moment, eq=False):
     verdict: Verdict = "allow"
 
 
-class ResultMoment(Moment, eq=False):
+class ResultMoment(msgspec.Struct, eq=False):
     """A call that a tool carried out, and its outcome."""
 
+    here: Here
     call: int = 0
     name: str = ""
     arguments: dict[str, Any] = {}
@@ -186,16 +200,18 @@ class ResultMoment(Moment, eq=False):
         return _text(self.parts)
 
 
-class CompactionMoment(Moment, eq=False):
+class CompactionMoment(msgspec.Struct, eq=False):
     """The messages that are to stand back behind a summary, and why."""
 
+    here: Here
     action: CompactHistory | None = None
     messages: tuple[Message, ...] = ()
 
 
-class EndMoment(Moment, eq=False):
+class EndMoment(msgspec.Struct, eq=False):
     """The run would be completed with this output; `pushes` is how often it was pushed on already."""
 
+    here: Here
     output: JSON = None
     text: str = ""
     pushes: int = 0

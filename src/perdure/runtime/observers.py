@@ -11,8 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec.structs import replace
-
 from perdure.core.events import CallEnded, Event, ModelCalled, ModelFailed, Noted, RunEnded, RunStarted
 from perdure.core.messages import Text
 from perdure.core.state import SessionState, find_call
@@ -47,6 +45,7 @@ class Observers:
         self._queue: deque[Told] = deque()
         self._task: asyncio.Task[None] | None = None
         run = desk.log.state.run
+        self._run = run.run if run else 0
         self._turn = run.turn if run else 0
 
     def see(self, events: Iterable[Event], before: SessionState) -> None:
@@ -64,16 +63,17 @@ class Observers:
                 case ModelFailed(kind=kind, detail=detail) if kind not in NO_FAILURES:
                     self._tell(self._hooks.error, ErrorMoment, kind, detail)
                 case RunStarted(run=run, inputs=inputs):
+                    self._run = run
                     if run == 1:
                         self._tell(self._hooks.session_start, SessionMoment)
-                    self._tell(self._hooks.run_start, RunMoment, run, inputs)
+                    self._tell(self._hooks.run_start, RunMoment, inputs)
                 case RunEnded():
                     self._end_turn()
                     self._tell(self._hooks.run_end, RunEndMoment, event)
                 case _:
                     pass
         if self._queue and self._task is None and not self._tell_now():
-            self._start()
+            self._begin()
 
     @property
     def is_busy(self) -> bool:
@@ -93,7 +93,7 @@ class Observers:
 
     def _tell(self, hooks: tuple[Hook, ...], kind: Callable[..., Moment], *about: object) -> None:
         if hooks:
-            self._queue.append((hooks, kind(self._desk.place, self._desk.log.state, None, *about)))
+            self._queue.append((hooks, kind(self._desk.here(self._run), *about)))
 
     def _tell_failed_call(self, event: CallEnded, before: SessionState) -> None:
         if self._hooks.error:
@@ -115,10 +115,10 @@ class Observers:
                 self._note(after)
         return True
 
-    def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._tell_all())
 
-    async def _run(self) -> None:
+    async def _tell_all(self) -> None:
         while self._queue:
             hooks, moment = self._queue[0]
             after: list[Fact] = []
@@ -138,8 +138,9 @@ class Observers:
         late = hooks[at]
         failed = Noted("hook_failed", {"hook": late.name, "phase": late.phase, "detail": reason})
         self._note((*self._after, failed))
-        self._queue[0] = (hooks[at + 1 :], replace(moment, wishes=None))
-        self._start()
+        moment.here.wishes = None
+        self._queue[0] = (hooks[at + 1 :], moment)
+        self._begin()
 
 
 async def tell_session_end(log: SessionLog, binding: Binding, world: World, shared: SharedState | None) -> None:
@@ -147,7 +148,7 @@ async def tell_session_end(log: SessionLog, binding: Binding, world: World, shar
     desk = Desk(log, binding, world, lambda event: None, lambda command: None, 0, shared)
     for hook in desk.hooks.session_end:
         after: list[Fact] = []
-        moment = SessionMoment(desk.place, log.state)
+        moment = SessionMoment(desk.here(log.state.runs))
         left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         asked = Consultation(desk, moment, refuse, after, fails_open=True, give_up=left.set_result)
         await asyncio.wait((asyncio.ensure_future(asked.ask((hook,))), left), return_when=asyncio.FIRST_COMPLETED)

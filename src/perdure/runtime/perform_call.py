@@ -78,6 +78,10 @@ async def run_tool(desk: Desk, flight: Flight, action: RunTool) -> CallEnded:
         context = _context(desk, action, call, flight)
     except ValueError as error:
         return _not_started(action, tool, error)
+    # What was checked, and perhaps approved, are other arguments than those that middleware put in their place.
+    is_changed = call is not None and action.arguments != call.arguments
+    if is_changed and (wrong := await check_again(desk, flight, action.call, action.name, action.arguments)):
+        return _denied(action, tool, wrong)
     own: Result | None = None
     if desk.hooks.before_tool and not action.operation:
         came = await _ask_before(desk, flight, action, values)
@@ -124,9 +128,7 @@ async def _ask_before(
     """What the hooks before a tool say; other arguments have to fit, and to be allowed, like the first ones."""
     tool = desk.binding.tools[action.name]
     moment = CallMoment(
-        desk.place,
-        desk.log.state,
-        None,
+        desk.here(),
         action.call,
         action.name,
         dict(values),
@@ -145,10 +147,13 @@ async def _ask_before(
     except ValueError as error:
         return _not_started(action, tool, f"a hook gave it arguments that do not fit: {error}")
     if wrong := await check_again(desk, flight, action.call, action.name, arguments):
-        text = f"A hook changed the arguments of {action.name}. {wrong} The call was not carried out."
-        in_doubt = action.attempt > 1 and tool.effect != "read"
-        return CallEnded(action.call, "denied", (Text(text),), in_doubt=in_doubt)
+        return _denied(action, tool, wrong)
     return changed
+
+
+def _denied(action: RunTool, tool: Tool[..., Any], wrong: str) -> CallEnded:
+    text = f"The arguments of {action.name} were changed. {wrong} The call was not carried out."
+    return CallEnded(action.call, "denied", (Text(text),), in_doubt=action.attempt > 1 and tool.effect != "read")
 
 
 async def _carry_out(

@@ -139,9 +139,7 @@ async def check_again(desk: Desk, flight: Flight, call: int, name: str, argument
 
 def _moment(desk: Desk, call: int, case: Case, said: Judgement) -> CallMoment:
     view = case.view
-    return CallMoment(
-        desk.place, desk.log.state, None, call, view.name, view.arguments, view.effect, verdict=said.verdict
-    )
+    return CallMoment(desk.here(), call, view.name, view.arguments, view.effect, verdict=said.verdict)
 
 
 def _settled(desk: Desk, action: CheckCall, case: Case, said: Judgement) -> Judgement:

@@ -51,7 +51,7 @@ async def call_model(desk: Desk, flight: Flight, action: CallModel) -> Event:
                 return await _answered_here(desk, flight, request, came)
             if came.model != request.model:
                 models = turn_models(desk, run, came.model)
-            request = came
+            request = _within_room(came, flight.max_tokens)
     except Exception as error:  # noqa: BLE001 - instructions and resolvers are user code
         return ModelFailed("internal", describe(error))
     recourse = desk.binding.agent.on_model_error
@@ -67,6 +67,14 @@ async def call_model(desk: Desk, flight: Flight, action: CallModel) -> Event:
     if desk.hooks.after_model:
         came = replace(came, response=await after_model(desk, flight, request, came.response))
     return _responded(desk, state, run, came)
+
+
+def _within_room(request: ModelRequest, max_tokens: int | None) -> ModelRequest:
+    """What was reserved for the answer holds, whatever a hook wants of it."""
+    wanted = request.settings.max_tokens
+    if max_tokens is None or (wanted is not None and wanted <= max_tokens):
+        return request
+    return replace(request, settings=replace(request.settings, max_tokens=max_tokens))
 
 
 async def _answered_here(desk: Desk, flight: Flight, request: ModelRequest, own: ModelResponse) -> Event:

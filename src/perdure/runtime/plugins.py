@@ -14,7 +14,7 @@ import msgspec
 from perdure.core.errors import UsageError
 from perdure.runtime.context import ToolContext
 from perdure.runtime.guardrails import Guardrail
-from perdure.runtime.hooks import Hooks, HookSet, gather_hooks
+from perdure.runtime.hooks import PHASES, Hooks, HookSet, gather_hooks
 from perdure.runtime.tools import Tool, as_tool, check_names
 from perdure.runtime.wishes import StateKey
 
@@ -40,7 +40,10 @@ class Plugin:
 
 
 class Assembled(msgspec.Struct, frozen=True, eq=False):
-    """An agent and its plug-ins, taken together; `is_worded`: instructions have to be worked out for each request."""
+    """An agent and its plug-ins, taken together.
+
+    `is_worded`: instructions have to be worked out for each request. `is_extended`: somebody is asked or told.
+    """
 
     tools: tuple[Tool[..., Any], ...]
     hooks: HookSet
@@ -49,6 +52,7 @@ class Assembled(msgspec.Struct, frozen=True, eq=False):
     instructions: tuple[Words, ...]
     context: tuple[Words, ...]
     is_worded: bool
+    is_extended: bool
 
     @property
     def vets_input(self) -> bool:
@@ -84,14 +88,17 @@ def assemble(own: Own, plugins: Sequence[Plugin], hooks: Sequence[Hooks]) -> Ass
     keys = [(key, f"plug-in {plugin.name!r}") for plugin in plugins for key in plugin.keys]
     _check_once("state key", [(key.name, owner) for key, owner in keys])
     parts = (own.instructions, *(plugin.instructions for plugin in plugins))
+    gathered = gather_hooks([("runtime", hooks), *((p.name, p.hooks) for p in plugins), (own.name, own.hooks)])
+    guardrails = (*(guardrail for plugin in plugins for guardrail in plugin.guardrails), *own.guardrails)
     return Assembled(
         tuple(tool for tool, _ in tools),
-        gather_hooks([("runtime", hooks), *((p.name, p.hooks) for p in plugins), (own.name, own.hooks)]),
-        (*(guardrail for plugin in plugins for guardrail in plugin.guardrails), *own.guardrails),
+        gathered,
+        guardrails,
         tuple(key for key, _ in keys),
         tuple(part for part in parts if part),
         tuple(part for plugin in plugins for part in plugin.context),
         not all(isinstance(part, str) for part in parts),
+        bool(guardrails) or any(getattr(gathered, phase) for phase in PHASES),
     )
 
 

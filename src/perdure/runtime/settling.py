@@ -54,17 +54,18 @@ def _settle(desk: Desk, action: RunTool, wishes: Wishes, event: Event, state: Se
     if not wishes.directives:
         return (event,)
     by = f"{action.name} (call {action.call})"
-    return in_turn(state, [event, *(_fact(desk, wish, by) for wish in wishes.directives)])
+    run = state.run.run if state.run else 0
+    return in_turn(state, [event, *(_fact(desk, wish, by, run) for wish in wishes.directives)])
 
 
-def _fact(desk: Desk, wish: Noted | Scheduled | Stop, by: str) -> Fact:
+def _fact(desk: Desk, wish: Noted | Scheduled | Stop, by: str, run: int) -> Fact:
     match wish:
         case Noted():
             return wish
         case Scheduled():
             return sent(wish, by, desk.world.clock.now())
         case Stop(why=why):
-            return stopped(by, why)
+            return stopped(run, by, why)
 
 
 def _conflict(action: RunTool, wrong: str) -> CallEnded:

@@ -29,7 +29,7 @@ async def vet_words(desk: Desk, flight: Flight, event: InputChanged) -> InputCha
     parts = queued.parts if event.parts is None else event.parts
     if not parts:
         return event
-    moment = InputMoment(desk.place, state, None, event.input, parts, queued.by, queued.overrides)
+    moment = InputMoment(desk.here(), event.input, parts, queued.by, queued.overrides)
     verdict = await _ask(desk, flight, moment, [(guard, guard.input) for guard in desk.binding.parts.guardrails])
     if verdict is None:
         return event
@@ -39,7 +39,7 @@ async def vet_words(desk: Desk, flight: Flight, event: InputChanged) -> InputCha
 
 async def vet_answer(desk: Desk, flight: Flight, action: CallModel, event: ModelResponded) -> Event:
     """An answer, as hooks and middleware left it; one that does not count is paid for, and discarded where shown."""
-    moment = AnswerMoment(desk.place, desk.log.state, None, event.message, event.output)
+    moment = AnswerMoment(desk.here(), event.message, event.output)
     verdict = await _ask(desk, flight, moment, [(guard, guard.output) for guard in desk.binding.parts.guardrails])
     if verdict is None:
         return event
