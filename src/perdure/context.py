@@ -1,6 +1,7 @@
 """What an agent reads beside the conversation, how much of the past, and when it stops: options of Agent."""
 
 from perdure.core.specs import Reminder, StopWhen, Window
+from perdure.runtime.compaction import Compaction, ToCompact
 from perdure.runtime.surroundings import ContextMessage
 
-__all__ = ["ContextMessage", "Reminder", "StopWhen", "Window"]
+__all__ = ["Compaction", "ContextMessage", "Reminder", "StopWhen", "ToCompact", "Window"]

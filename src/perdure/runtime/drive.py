@@ -355,7 +355,7 @@ class Driver:
             now = self._world.clock.monotonic()
             event = replace(event, seconds=round(now - self._lap_from, 6))
             self._lap_from = now
-        if flight.after or flight.settle is not None:
+        if flight.after or flight.settle is not None or isinstance(event, RunEnded):
             self._note_all(flight.facts(event))
         else:
             self._note(event)
