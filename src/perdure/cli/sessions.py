@@ -141,7 +141,8 @@ async def _fork(id: str, at: str | None, name: str | None, store: str | None, te
     async with beside(store) as runtime:
         session = await find(runtime, id, store, tenant)
         try:
-            forked = await session.fork(at=at, id=name)
+            is_number = at is not None and at.removeprefix("-").isdecimal() and len(at) < 20
+            forked = await session.fork(at=int(at) if at and is_number else at, id=name)
         except Conflict:
             raise Conflict(f"There is a session {name!r} already; take another --id.") from None
         if json:
