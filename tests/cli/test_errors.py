@@ -54,7 +54,7 @@ WRONG_IDS = {
     "sessions show nope": "There is no session 'nope'; perdure sessions list shows which there are.",
     "sessions delete nope": "There is no session 'nope';",
     "sessions show s --tenant other": "There is no session 's' of tenant 'other';",
-    "sessions fork s --at 99": "Session 's' has records 1 to 7; there is no record 99.",
+    "sessions fork s --at 99": "Session 's' has records 1 to 7; it cannot be forked at 99.",
     "sessions fork s --id s": "There is a session 's' already; take another --id.",
     "sessions records nope": "There is no session 'nope';",
     "sessions audit nope": "There is no session 'nope';",
