@@ -348,6 +348,7 @@ class Driver:
         if flight.landed or self._grounded:
             return
         flight.landed = True
+        flight.give_up = None  # it names the flight: what names itself waits for the collector
         if flight.timer is not None:
             flight.timer.cancel()
         del self._flights[slot_of(flight.action)]

@@ -31,7 +31,7 @@ class Place(msgspec.Struct, frozen=True, eq=False):
     shelf: Shelf
 
 
-class Here(msgspec.Struct, eq=False):
+class Here(msgspec.Struct, eq=False, gc=False):
     """The session around a moment: `state` is a snapshot, `deps` are the Runtime's, `run` is what it happens in."""
 
     place: Place
@@ -81,34 +81,34 @@ class Moment(Protocol):
     def here(self) -> Here: ...
 
 
-class SessionMoment(msgspec.Struct, eq=False):
+class SessionMoment(msgspec.Struct, eq=False, gc=False):
     """A session begins (before its first run), or was deleted."""
 
     here: Here
 
 
-class RunMoment(msgspec.Struct, eq=False):
+class RunMoment(msgspec.Struct, eq=False, gc=False):
     """A run has started, for these inputs."""
 
     here: Here
     inputs: tuple[int, ...] = ()
 
 
-class RunEndMoment(msgspec.Struct, eq=False):
+class RunEndMoment(msgspec.Struct, eq=False, gc=False):
     """A run has ended: reason, detail and output are in `end`."""
 
     here: Here
     end: RunEnded
 
 
-class TurnMoment(msgspec.Struct, eq=False):
+class TurnMoment(msgspec.Struct, eq=False, gc=False):
     """A turn has started, or is over: its answer and all its calls."""
 
     here: Here
     number: int = 0
 
 
-class ErrorMoment(msgspec.Struct, eq=False):
+class ErrorMoment(msgspec.Struct, eq=False, gc=False):
     """A model call or a tool call has failed; `kind` is the model error's, or the call's outcome."""
 
     here: Here
@@ -118,7 +118,7 @@ class ErrorMoment(msgspec.Struct, eq=False):
     tool: str = ""
 
 
-class InputMoment(msgspec.Struct, eq=False):
+class InputMoment(msgspec.Struct, eq=False, gc=False):
     """An input that waits; `by` names the hook or the call that sent it where no person did."""
 
     here: Here
@@ -132,7 +132,7 @@ class InputMoment(msgspec.Struct, eq=False):
         return _text(self.parts)
 
 
-class RequestMoment(msgspec.Struct, eq=False):
+class RequestMoment(msgspec.Struct, eq=False, gc=False):
     """A request that is about to be sent."""
 
     here: Here
@@ -140,7 +140,7 @@ class RequestMoment(msgspec.Struct, eq=False):
     attempt: int = 1
 
 
-class ResponseMoment(msgspec.Struct, eq=False):
+class ResponseMoment(msgspec.Struct, eq=False, gc=False):
     """An answer that has come, and what was asked."""
 
     here: Here
@@ -156,7 +156,7 @@ class ResponseMoment(msgspec.Struct, eq=False):
         return tuple(part for part in self.response.parts if isinstance(part, ToolCall))
 
 
-class AnswerMoment(msgspec.Struct, eq=False):
+class AnswerMoment(msgspec.Struct, eq=False, gc=False):
     """A whole answer before anything of it is kept; `output` is the value where it fits the run's output type."""
 
     here: Here
@@ -172,7 +172,7 @@ class AnswerMoment(msgspec.Struct, eq=False):
         return self.message.calls
 
 
-class CallMoment(msgspec.Struct, eq=False):
+class CallMoment(msgspec.Struct, eq=False, gc=False):
     """A call: `arguments` are the values that the tool gets, `verdict` is the policy's and the gates' so far."""
 
     here: Here
@@ -185,7 +185,7 @@ class CallMoment(msgspec.Struct, eq=False):
     verdict: Verdict = "allow"
 
 
-class ResultMoment(msgspec.Struct, eq=False):
+class ResultMoment(msgspec.Struct, eq=False, gc=False):
     """A call that a tool carried out, and its outcome."""
 
     here: Here
@@ -200,7 +200,7 @@ class ResultMoment(msgspec.Struct, eq=False):
         return _text(self.parts)
 
 
-class CompactionMoment(msgspec.Struct, eq=False):
+class CompactionMoment(msgspec.Struct, eq=False, gc=False):
     """The messages that are to stand back behind a summary, and why."""
 
     here: Here
@@ -208,7 +208,7 @@ class CompactionMoment(msgspec.Struct, eq=False):
     messages: tuple[Message, ...] = ()
 
 
-class EndMoment(msgspec.Struct, eq=False):
+class EndMoment(msgspec.Struct, eq=False, gc=False):
     """The run would be completed with this output; `pushes` is how often it was pushed on already."""
 
     here: Here
