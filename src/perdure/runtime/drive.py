@@ -37,13 +37,10 @@ from perdure.core.events import (
     HistoryCompacted,
     ModelFailed,
     ModelResponded,
-    Noted,
     RunEnded,
-    RunResumed,
 )
 from perdure.core.rules import next_actions
-from perdure.core.state import SessionState, find_call, in_flight
-from perdure.core.versions import changes_between
+from perdure.core.state import SessionState, find_call
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
@@ -51,7 +48,7 @@ from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, slot_of
 from perdure.runtime.hook_phases import may_push
-from perdure.runtime.intents import intend_model, intend_tool, start_run, suspend
+from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import perform
@@ -96,7 +93,7 @@ class Driver:
         if self._desk.hooks.observes:
             self._observers = Observers(self._desk, self._note_all, self._settle_down)
         try:
-            self._facts += self._recover(self._log.state)
+            self._facts += pick_up(self._desk, self._log.state)
             await self._loop()
         finally:
             self._log.listen(None)
@@ -110,16 +107,6 @@ class Driver:
         """Takes no new work; what is in flight may land."""
         self._leaving = True
         self._stir()
-
-    def _recover(self, state: SessionState) -> list[Event]:
-        """A crash is an ordinary fact, and so is that the agent was changed: an open run keeps what it began with."""
-        facts: list[Event] = []
-        if in_flight(state):
-            facts.append(RunResumed(self._epoch))
-        if state.run and state.spec and state.spec_digest != self._binding.digest:
-            changes = changes_between(state.spec, self._binding.spec)
-            facts.append(Noted("agent_changed", {"run": state.run.run, "changes": changes}))
-        return facts
 
     async def _loop(self) -> None:
         while True:

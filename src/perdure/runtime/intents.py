@@ -1,4 +1,4 @@
-"""The facts that are committed before work starts: of a run, a model call, a tool, and of a call that a person sees."""
+"""The facts that are committed before work starts: of a driver, a run, a model call, a tool, a call before a person."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from perdure.core.events import (
     Event,
     ModelCalled,
     ModelFailed,
+    Noted,
+    RunResumed,
     RunStarted,
 )
-from perdure.core.state import SessionState, find_call
+from perdure.core.state import SessionState, find_call, in_flight
+from perdure.core.versions import changes_between
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.flight import Flight
 from perdure.runtime.gates import traits_of
@@ -21,6 +24,17 @@ from perdure.runtime.limits import find_room
 from perdure.runtime.perform_call import start_of, take_back
 from perdure.runtime.perform_check import is_stale
 from perdure.runtime.perform_model import turn_models
+
+
+def pick_up(desk: Desk, state: SessionState) -> list[Event]:
+    """A crash is an ordinary fact, and so is that the agent was changed: an open run keeps what it began with."""
+    facts: list[Event] = []
+    if in_flight(state):
+        facts.append(RunResumed(desk.epoch))
+    if state.run and state.spec and state.spec_digest != desk.binding.digest:
+        changes = changes_between(state.spec, desk.binding.spec)
+        facts.append(Noted("agent_changed", {"run": state.run.run, "changes": changes}))
+    return facts
 
 
 def start_run(desk: Desk, state: SessionState, action: StartRun) -> list[Event]:
