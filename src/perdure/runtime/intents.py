@@ -64,11 +64,13 @@ def start_run(desk: Desk, state: SessionState, action: StartRun) -> list[Event]:
 def _window(desk: Desk, model: str) -> int | None:
     """How many tokens of the past the run's model reads, as far as anybody knows."""
     binding = desk.binding
+    wanted = binding.spec.window.tokens
     try:
         chosen = desk.world.model(model) if model and model != binding.spec.model else binding.models[0]
-        return binding.spec.window.tokens or traits_of(chosen).window
+        own = traits_of(chosen).window
     except Exception:  # noqa: BLE001 - resolvers are user code; the call itself will say what is wrong
-        return binding.spec.window.tokens
+        own = None
+    return min(wanted, own) if wanted and own else wanted or own
 
 
 def intend_model(desk: Desk, action: CallModel, state: SessionState) -> tuple[Event, Flight | None]:
