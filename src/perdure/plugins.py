@@ -1,6 +1,7 @@
-"""What extends an agent: hooks, guardrails, plug-ins, state keys and directives, for `Agent(…)` and `Runtime(…)`."""
+"""What extends an agent: hooks, guardrails, plug-ins, state keys, directives, and the actions that middleware sees."""
 
-from perdure.core.specs import Overrides
+from perdure.core.actions import CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
+from perdure.core.specs import NextTurn, Overrides
 from perdure.runtime.directives import Block, Emit, Result, Retry, Schedule, Stop
 from perdure.runtime.guardrails import Guardrail
 from perdure.runtime.hooks import Hooks
@@ -27,16 +28,22 @@ from perdure.runtime.wishes import StateKey
 __all__ = [
     "AnswerMoment",
     "Block",
+    "CallModel",
     "CallMoment",
+    "CheckCall",
+    "CompactHistory",
     "CompactionMoment",
     "Emit",
     "EndMoment",
+    "EndOperation",
+    "EndRun",
     "ErrorMoment",
     "Guardrail",
     "Here",
     "Hooks",
     "InputMoment",
     "Middleware",
+    "NextTurn",
     "Overrides",
     "Plugin",
     "RequestMoment",
@@ -46,9 +53,11 @@ __all__ = [
     "Retry",
     "RunEndMoment",
     "RunMoment",
+    "RunTool",
     "Schedule",
     "SessionMoment",
     "StateKey",
     "Stop",
     "TurnMoment",
+    "VetInput",
 ]

@@ -876,3 +876,28 @@ def test_without_the_extra_the_tokenizer_says_what_to_install() -> None:
         assert "perdure[tokens]" in str(error)
     else:
         assert count("hello world") == 2
+
+
+async def test_who_asks_by_hand_keeps_as_many_of_the_last_messages_as_the_window_says(memory: Store) -> None:
+    agent = worker(30, Window(keep_last=6), compaction=Compaction(compactor=lambda given: "What was done."))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await done(session)
+        before = await session.history()
+        assert await session.compact() is not None
+        assert (await session.history())[-6:] == before[-6:]
+        assert await session.compact() is None, "there is nothing more to leave out"
+
+
+async def test_a_compaction_that_middleware_makes_is_counted_too(memory: Store) -> None:
+    async def own(action: Any, perform: Any) -> Any:
+        if isinstance(action, CompactHistory):
+            return HistoryCompacted(action.view, action.cause, 0, 4, (Text("Mine."),))
+        return await perform(action)
+
+    agent = worker(middleware=[own])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await done(session)
+        first = (await session.compactions())[0]
+        assert first.tokens_before > first.tokens_after > 0

@@ -98,8 +98,6 @@ async def test_a_plugin_may_bring_guardrails(memory: Store) -> None:
         ({"plugins": [counter(keys=[])], "tools": [count]}, ["tool 'count'", "agent 'clerk'", "'counter'"]),
         ({"plugins": [counter(), counter("other", tools=[])]}, ["state key 'session/count'", "'counter'", "'other'"]),
         ({"plugins": [Plugin(name="a"), Plugin(name="a")]}, ["plug-in 'a'", "twice"]),
-        ({"plugins": ["a"]}, ["'a' is no Plugin"]),
-        ({"hooks": ["a"]}, ["'a' is no Hooks"]),
     ],
 )
 async def test_what_two_of_them_claim_is_refused_and_both_are_named(options: Any, words: list[str]) -> None:

@@ -13,6 +13,7 @@ from perdure import Agent, Decision, Limits, ModelError, Policy, Record, Refused
 from perdure.core.commands import Decide, DecideAll
 from perdure.core.specs import StopWhen
 from perdure.events import CallDecided, CallEnded, CallStarted, CallSuspended, RunEnded
+from perdure.plugins import Block, Guardrail
 from perdure.runtime.clock import sleep
 from perdure.runtime.wishes import Prepared
 from perdure.stores.memory import MemoryStore
@@ -383,3 +384,27 @@ async def test_code_that_does_not_return_does_not_hold_a_replay_for_ever(monkeyp
     monkeypatch.setattr(playback, "PATIENCE", 0.2)
     with pytest.raises(Refused, match="does not go on"):
         await soon(replay(records, agent))
+
+
+async def recorded_with(agent: Agent[Any], *inputs: str, store: MemoryStore) -> list[Record]:
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        for text in inputs:
+            await soon(session.run(text))
+        return await session.records()
+
+
+async def test_an_answer_that_a_guardrail_would_block_now_is_shown(memory: MemoryStore) -> None:
+    records = await recorded_with(clerk("A secret."), "go", store=memory)
+    strict = clerk("A secret.", guardrails=[Guardrail(output=lambda moment: Block("secret"))])
+    done = await soon(replay(records, strict))
+    assert not done.identical
+    assert "secret" in show_differences(done.differences)
+
+
+async def test_another_model_in_the_same_session_is_no_difference(memory: MemoryStore) -> None:
+    for name, text in (("one", "go"), ("two", "on")):
+        agent = Agent(name="clerk", model=ScriptedModel(["One.", "Two."], name=name), tools=[look, act])
+        records = await recorded_with(agent, text, store=memory)
+    done = await soon(replay(records, clerk("x")))
+    assert done.identical, show_differences(done.differences)

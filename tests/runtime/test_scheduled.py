@@ -42,3 +42,15 @@ async def test_an_input_of_later_waits_without_a_driver_and_wakes_its_session(st
         accepted = await events(session, InputAccepted)
         assert [(event.run, event.inputs) for event in started] == [(1, (2,)), (2, (1,))]
         assert accepted[0].by == "test"
+
+
+async def test_an_input_whose_time_has_passed_unseen_is_resumed(store: str | Store) -> None:
+    clock = ManualClock()
+    agent = Agent(name="clerk", model=ScriptedModel(["Now.", "Then."]))
+    async with Runtime(store, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        await session._host.request(session._log, later("then", clock.now() + 3600))
+        await soon(session.run("now"))
+    await clock.advance(7200)
+    async with Runtime(store, agents=[agent], clock=clock) as runtime:
+        assert (await soon((await runtime.open(agent, id="x")).resume())).output == "Then."

@@ -96,6 +96,13 @@ async def test_an_agent_sets_its_guards(memory: Store) -> None:
         ({"window": Window(tokens=0)}, "tokens=0"),
         ({"window": Window(at=1.5)}, "at=1.5"),
         ({"window": Window(keep_last=0)}, "keep_last"),
+        ({"window": 3}, "window takes Window"),
+        ({"stop_when": StopWhen(turns=3)}, "stop_when is a list"),
+        ({"context": "be nice"}, "context is a list"),
+        ({"reminders": ["x"]}, "reminders takes Reminder"),
+        ({"guardrails": [print]}, "guardrails takes Guardrail"),
+        ({"hooks": ["a"]}, "hooks takes Hooks"),
+        ({"plugins": ["a"]}, "plugins takes Plugin"),
     ],
     ids=str,
 )

@@ -81,6 +81,11 @@ async def test_a_context_function_that_fails_fails_the_run_with_its_words(memory
     )
 
 
+def test_a_position_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="position='middle'"):
+        ContextMessage("x", "y", position="middle")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("reminder", "wanted"),
     [

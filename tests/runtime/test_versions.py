@@ -61,7 +61,7 @@ async def test_an_open_run_keeps_its_words_and_the_next_one_has_the_new_ones(sto
         assert (await soon(session.resume())).output == "Done."
         assert model.requests[0].instructions == "You bill."
         (noted,) = [event for event in await events(session, Noted) if event.kind == "agent_changed"]
-        assert noted.data == {"run": 1, "changes": ["it has another instructions"]}
+        assert noted.data == {"run": 1, "changes": ["its instructions changed"]}
         assert len(await events(session, AgentPinned)) == 1, "the log still names the agent that the run began with"
         assert (await soon(session.run("more"))).output == "Again."
         assert model.requests[1].instructions == "You bill and post."
@@ -80,7 +80,7 @@ async def test_a_call_of_a_tool_that_has_changed_is_asked_about(store: str | Sto
         assert (result.reason, pending.tool, pending.prompt) == (
             "waiting",
             "pay",
-            "pay has another description since this run began",
+            "pay has changed since this run began (description)",
         )
         await session.decide(pending.id, "approve")
         assert (await soon(session.resume())).output == "Done."
@@ -131,12 +131,12 @@ TOOL = ToolSpec("pay", "Pay.")
         (AgentSpec("clerk", tools=(TOOL, ToolSpec("look"))), ["the tool look is new"]),
         (
             AgentSpec("clerk", tools=(ToolSpec("pay", "Pay!", effect="read"),)),
-            ["the tool pay has another description, effect"],
+            ["the tool pay has changed (description, effect)"],
         ),
         (AgentSpec("clerk", tools=(ToolSpec("pay", "Pay.", deferred=True),)), []),
         (
             AgentSpec("clerk", tools=(TOOL,), model="m", limits=Limits(turns=3)),
-            ["it has another model", "it has another limits"],
+            ["its model changed", "its limits changed"],
         ),
     ],
 )

@@ -216,6 +216,7 @@ async def _import_history(
     from perdure.cli.words import count, visible
     from perdure.core.codec import decode_json
     from perdure.core.errors import UsageError
+    from perdure.runtime.foreign import Reader
     from perdure.testing.played import PlayedModel
     from perdure.wiring import Runtime
 
@@ -227,6 +228,10 @@ async def _import_history(
         raise UsageError(f"{file} is no JSON: {error}.") from None
     if not isinstance(messages, list):
         raise UsageError(f"{file} is no JSON list of messages; give [{{'role': …, 'content': …}}, …].")
+    if not messages:
+        raise UsageError(f"{file} has no messages; there is nothing to import.")
+    # Before there is a session: what is refused leaves nothing behind.
+    Reader().read(messages)  # pyright: ignore[reportUnknownArgumentType]
     found = load_agent(agent, None)
     # Nobody is asked here, so that an agent without a model will do.
     found = found if found.model else replace(found, model=PlayedModel(None, "none"))

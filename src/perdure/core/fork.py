@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from perdure.core.events import Event, RunEnded, SessionOpened
-from perdure.core.outcomes import end_call, end_unknown
+from perdure.core.outcomes import end_call
 from perdure.core.state import SessionState
+
+UNDER_WAY = "It is not known here whether this call took effect: the session was forked while it was under way."
 
 
 def fork_events(state: SessionState, opened: SessionOpened) -> tuple[Event, ...]:
@@ -16,7 +18,9 @@ def fork_events(state: SessionState, opened: SessionOpened) -> tuple[Event, ...]
         if call.status == "ended":
             continue
         if call.attempts and call.effect != "read":
-            events.append(end_unknown(call))
+            events.append(end_call(call, "unknown", UNDER_WAY, in_doubt=True))
+        elif call.attempts:
+            events.append(end_call(call, "superseded", "The session was forked while this call was under way."))
         else:
             events.append(end_call(call, "superseded", "The session was forked before this call started."))
     events.append(RunEnded(state.run.run, "cancelled", "the session was forked here"))

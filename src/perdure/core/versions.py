@@ -15,10 +15,10 @@ def changes_between(old: AgentSpec, new: AgentSpec) -> list[str]:
     lines += [f"the tool {name} is new" for name in after if name not in before]
     for name, tool in before.items():
         if name in after and (fields := changes_of_tool(tool, after[name])):
-            lines.append(f"the tool {name} has another {', '.join(fields)}")
+            lines.append(f"the tool {name} has changed ({', '.join(fields)})")
     for field in AgentSpec.__struct_fields__:
         if field not in ("tools", "name") and getattr(old, field) != getattr(new, field):
-            lines.append(f"it has another {field.replace('_', ' ')}")
+            lines.append(f"its {field.replace('_', ' ')} changed")
     return lines
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
@@ -84,10 +84,36 @@ class Agent(Generic[OutputT]):
             raise UsageError("An agent needs a name: Agent(name='clerk', …).")
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"Agent {self.name!r}: concurrency={self.concurrency}; take at least 1, or None.")
+        for name, kind in _LISTS.items():
+            self._check_list(name, kind)
+        for name, kind in _OPTIONS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise UsageError(f"Agent {self.name!r}: {name} takes {kind.__name__}(…), not {getattr(self, name)!r}.")
         self.window.check()
         self.compaction.check()
         for condition in self.stop_when:
             condition.check()
+
+    def _check_list(self, name: str, kind: type[Any] | None) -> None:
+        """A list of such things: a single one, or something else in it, would be noticed far too late."""
+        given = getattr(self, name)
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise UsageError(f"Agent {self.name!r}: {name} is a list; write {name}=[…].")
+        for item in cast(Sequence[object], given):
+            if kind is not None and not isinstance(item, kind):
+                raise UsageError(f"Agent {self.name!r}: {name} takes {kind.__name__}(…), not {item!r}.")
+
+
+_LISTS: dict[str, type[Any] | None] = {
+    "hooks": Hooks,
+    "guardrails": Guardrail,
+    "plugins": Plugin,
+    "reminders": Reminder,
+    "stop_when": StopWhen,
+    "context": None,
+    "middleware": None,
+}
+_OPTIONS: dict[str, type[Any]] = {"window": Window, "compaction": Compaction, "limits": Limits, "guards": Guards}
 
 
 @dataclass(frozen=True)
@@ -171,5 +197,5 @@ def _models(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, 
 def choose_models(choice: ModelChoice, resolve: Callable[[str], Model], who: str) -> tuple[Model, ...]:
     items = choice if isinstance(choice, Sequence) and not isinstance(choice, str) else [choice]
     if not items or not all(items):
-        raise UsageError(f"{who} has no model; give model='provider:name'.")
+        raise UsageError(f"{who} has no model; give it model='provider:name', or --model at the command line.")
     return tuple(resolve(item) if isinstance(item, str) else item for item in items)

@@ -19,6 +19,7 @@ from perdure.core.events import (
     Noted,
     RunEnded,
 )
+from perdure.core.fold import evolve
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
 from perdure.runtime.hook_phases import before_compaction, natural_end, vet_input
@@ -34,9 +35,10 @@ from perdure.runtime.vetting import vet_answer, vet_words
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     action, stand_in = flight.action, desk.world.stand_in
-    if stand_in is not None and (answer := await stand_in(desk, action)) is not None:
-        return as_kept(answer)
-    if desk.layers:
+    event = await stand_in(desk, action) if stand_in is not None else None
+    if event is not None:
+        pass
+    elif desk.layers:
         innermost = partial(_perform, desk, flight)
         event = _fitting(desk, action, await compose(desk.layers, innermost)(action))
     else:
@@ -46,7 +48,16 @@ async def perform(desk: Desk, flight: Flight) -> Event:
             event = await vet_answer(desk, flight, action, event)
         elif isinstance(event, InputChanged):
             event = await vet_words(desk, flight, event)
+    if isinstance(event, HistoryCompacted) and not event.tokens_before:
+        event = _counted(desk, event)
     return as_kept(event)
+
+
+def _counted(desk: Desk, event: HistoryCompacted) -> HistoryCompacted:
+    """A compaction that a hook, middleware or a failure made says how long the view was and is, as any other."""
+    state = desk.log.state
+    after = evolve(state, event).context_tokens
+    return replace(event, tokens_before=state.context_tokens, tokens_after=after)
 
 
 async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:

@@ -111,7 +111,7 @@ def _changed_since(desk: Desk, action: CheckCall, case: Case) -> Judgement | Non
     fields = changes_of_tool(pinned, case.spec) if pinned is not None else []
     if not fields:
         return None
-    return Judgement("ask", "changed", f"{action.name} has another {', '.join(fields)} since this run began")
+    return Judgement("ask", "changed", f"{action.name} has changed since this run began ({', '.join(fields)})")
 
 
 async def check_again(desk: Desk, flight: Flight, call: int, name: str, arguments: str) -> str:

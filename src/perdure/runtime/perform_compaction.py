@@ -117,8 +117,9 @@ def _plan(state: SessionState, binding: Binding, action: CompactHistory, meter: 
     if pruned and meter.view(state, HistoryCompacted(state.view, action.cause, pruned=pruned)) <= goal:
         return Plan(pruned, tokens_before=before)
     plan = Plan(pruned, tokens_before=before)
-    summary = 0 if options.compactor == "drop" else options.max_tokens
-    for keep in _tails(window.keep_last):
+    summary = 0 if options.compactor == "drop" else min(options.max_tokens, goal // 4)
+    # Who asks for it by hand gets what the window says; there is no room that has to be made.
+    for keep in [window.keep_last] if action.cause == "request" else _tails(window.keep_last):
         found = find_range(state.history, window.keep_first, keep)
         if found is None or not _is_worth_it(state, found, options):
             continue

@@ -16,7 +16,7 @@ from perdure.core.errors import Conflict
 from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
 from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
-from perdure.core.state import SessionState, has_due_input
+from perdure.core.state import SessionState
 from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
@@ -162,10 +162,11 @@ class Session(Generic[OutputT]):
         self._host.require_driver(self._log)
         await self._log.refresh()
         state = self._log.state
-        if state.run is not None or has_due_input(state):
+        now = self._host.world.clock.now()
+        due = next((queued.input for queued in state.queue if queued.at is None or queued.at <= now), 0)
+        if state.run is not None or due:
             # An input that nobody has started yet is a run to be.
             self._host.submit(self.uid)
-            due = next((queued.input for queued in state.queue if queued.at is None), 0)
             first = state.run.inputs[0] if state.run else due
             return Run(self._host, self._log, first)
         before = state.seq

@@ -79,6 +79,7 @@ class Walk:
         self._run = 0
         self._turn = 0
         self._is_open = False
+        self._agent: JSON = None
         self._calls: dict[int, tuple[int, str]] = {}
 
     def steps(self, record: Record) -> list[Step]:
@@ -105,6 +106,9 @@ class Walk:
                 return [("turn", 0, {"inputs": list(inputs), "final": final})]
             case RunEnded(reason=reason, detail=detail, output=output):
                 return [("end", 0, {"reason": reason, "detail": detail, "output": output})]
+            case AgentPinned(spec=spec):
+                known, self._agent = self._agent, _plain(spec, "model")
+                return [] if known == self._agent else [("agent", 0, self._agent)]
             case _:
                 return _read_other(event)
 
@@ -152,8 +156,6 @@ def _read_call(
 
 def _read_other(event: Event) -> list[tuple[StepKind, int, JSON]]:
     match event:
-        case AgentPinned():
-            return [("agent", 0, _plain(event.spec))]
         case InputAccepted():
             return [("input", 0, _plain(event, "digest", "key", "at"))]
         case InputChanged() | SettingsChanged() | StateChanged() | HistoryImported():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -34,6 +34,10 @@ class ContextMessage(msgspec.Struct, frozen=True):
     text: str
     position: Position = "end"
     priority: int = 0
+
+    def __post_init__(self) -> None:
+        if self.position not in get_args(Position):
+            raise UsageError(f"ContextMessage(position={self.position!r}): take 'system', 'start' or 'end'.")
 
 
 Given = str | ContextMessage | Sequence[str | ContextMessage] | None
