@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -225,11 +225,18 @@ def _show(one: Step | None, other: Step | None) -> tuple[str, str]:
         if one is None or other is None or shown[0] != shown[1]:
             return shown[0], shown[1]
     names = [name for name in {**one.value, **other.value} if one.value.get(name) != other.value.get(name)]
-    return _fields(one.value, names), _fields(other.value, names)
+    return _fields(one.value, other.value, names), _fields(other.value, one.value, names)
 
 
-def _fields(value: JSON, names: list[str]) -> str:
-    text = encode_json({name: value.get(name) for name in names}).decode()
+def _fields(value: JSON, other: JSON, names: list[str]) -> str:
+    """These fields; of a list only what the other side does not have."""
+    shown: dict[str, JSON] = {}
+    for name in names:
+        mine, yours = value.get(name), other.get(name)
+        if isinstance(mine, list) and isinstance(yours, list):
+            mine = [item for item in cast(list[JSON], mine) if item not in yours]
+        shown[name] = mine
+    text = encode_json(shown).decode()
     return text if len(text) <= 600 else f"{text[:599]}…"
 
 
