@@ -122,6 +122,8 @@ def _accept_continue(state: SessionState, command: ContinueRun) -> tuple[Event, 
         raise Refused("The session has a run under way; decide what it waits for, or stop it first.")
     if not len(state.ended):
         raise Refused("The session has no run yet; send an input.")
+    if not state.history:
+        raise Refused("The conversation is empty; send an input.")
     last = state.ended[-1]
     if last.reason in ("completed", "refusal"):
         raise Refused(f"The last run is {last.reason}; send an input to go on.")

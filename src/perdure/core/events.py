@@ -148,7 +148,7 @@ class HistoryCompacted(Plain, frozen=True, tag=True):
 class HistoryCut(Plain, frozen=True, tag=True):
     """The conversation goes back to what it was at seq `to`: the first `keep` messages of the view, then these.
 
-    The session's state keys go back with it; the world, and what was paid, do not.
+    The session's state keys and its ledger go back with it; the world, and what was paid, do not.
     """
 
     to: int
@@ -156,6 +156,7 @@ class HistoryCut(Plain, frozen=True, tag=True):
     messages: tuple[Message, ...] = ()
     values: dict[str, JSON] = {}
     by: str = ""
+    ledger: tuple[str, ...] = ()
 
 
 class HistoryImported(Plain, frozen=True, tag=True):

@@ -92,7 +92,8 @@ def has_room(state: SessionState, run: RunState, tokens: int) -> bool:
 
 
 def cut(state: SessionState, event: HistoryCut) -> SessionState:
-    return replace(with_view(state, [*state.history[: event.keep], *event.messages]), values=event.values)
+    state = replace(state, values=event.values, ledger=event.ledger)
+    return with_view(state, [*state.history[: event.keep], *event.messages])
 
 
 def with_view(state: SessionState, messages: list[Message]) -> SessionState:

@@ -63,7 +63,9 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
         due = next((queued.input for queued in state.queue if queued.at is None), None)
         return () if due is None else (StartRun((due,)),)
     if run.blocked:
-        return (AppendEvents((RunEnded(run.run, "refusal", f"input: {run.blocked}"),)),)
+        # Who stopped it while a guardrail was looking did not want to know what that would have said.
+        stopped = _end_stopped(run, run.stop) if run.stop else None
+        return (AppendEvents((stopped or RunEnded(run.run, "refusal", f"input: {run.blocked}"),)),)
     if run.background and (actions := _background_actions(state, run)):
         return actions
     if run.awaiting == "model":

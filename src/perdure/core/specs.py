@@ -158,6 +158,10 @@ class Reminder(Plain, frozen=True):
     contains: str = ""
     every: int | None = None
 
+    def check(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise UsageError(f"Reminder(every={self.every!r}): give a number of turns, at least 1.")
+
 
 class StopWhen(Plain, frozen=True):
     """A reason to end a run after a turn: all that is given has to hold. `text` is a pattern in the answer's words."""

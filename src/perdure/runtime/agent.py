@@ -91,7 +91,7 @@ class Agent(Generic[OutputT]):
                 raise UsageError(f"Agent {self.name!r}: {name} takes {kind.__name__}(…), not {getattr(self, name)!r}.")
         self.window.check()
         self.compaction.check()
-        for condition in self.stop_when:
+        for condition in (*self.stop_when, *self.reminders):
             condition.check()
 
     def _check_list(self, name: str, kind: type[Any] | None) -> None:

@@ -32,6 +32,10 @@ class Emit(msgspec.Struct, frozen=True):
     data: Any = None
 
 
+FARTHEST = 100 * 366 * 86_400.0
+"""A century, in seconds: stores keep times, but not any."""
+
+
 class Schedule(msgspec.Struct, frozen=True):
     """An input for the session, `after` so many seconds: it gets a run of its own."""
 
@@ -76,8 +80,8 @@ class Scheduled(msgspec.Struct, frozen=True):
 
 def schedule(wish: Schedule) -> Scheduled:
     """Checks what was asked for; a UsageError says what is wrong with it."""
-    if not isinstance(wish.after, int | float) or isinstance(wish.after, bool) or not 0 <= wish.after < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
-        raise UsageError(f"An input is scheduled after a number of seconds, not {wish.after!r}.")
+    if not isinstance(wish.after, int | float) or isinstance(wish.after, bool) or not 0 <= wish.after <= FARTHEST:  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+        raise UsageError(f"An input is scheduled after a number of seconds, at most a century, not {wish.after!r}.")
     parts, artifacts = to_parts(wish.input)
     return Scheduled(parts, wish.after, artifacts)
 

@@ -261,9 +261,9 @@ async def before_compaction(desk: Desk, flight: Flight, action: CompactHistory) 
 
     def take(hook: Hook, item: Any) -> bool:
         match item:
-            case HistoryCompacted():
+            case HistoryCompacted(view=view) if view == action.view:
                 own.append(item)
-            case str():
+            case str() if item.strip():
                 ledger = ledger_of(state, messages)
                 parts = (Text(clean_text(item)),)
                 own.append(

@@ -27,7 +27,7 @@ from perdure.runtime.log import as_kept
 from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
-from perdure.runtime.perform_compaction import compact_history
+from perdure.runtime.perform_compaction import NO_PROGRESS, compact_history
 from perdure.runtime.perform_model import call_model, number_calls
 from perdure.runtime.vetting import vet_answer, vet_words
 
@@ -40,7 +40,7 @@ async def perform(desk: Desk, flight: Flight) -> Event:
         pass
     elif desk.layers:
         innermost = partial(_perform, desk, flight)
-        event = _fitting(desk, action, await compose(desk.layers, innermost)(action))
+        event = _fitting(desk, flight, await compose(desk.layers, innermost)(action))
     else:
         event = await _perform(desk, flight, action)
     if desk.binding.parts.guardrails:
@@ -56,8 +56,10 @@ async def perform(desk: Desk, flight: Flight) -> Event:
 def _counted(desk: Desk, event: HistoryCompacted) -> HistoryCompacted:
     """A compaction that a hook, middleware or a failure made says how long the view was and is, as any other."""
     state = desk.log.state
-    after = evolve(state, event).context_tokens
-    return replace(event, tokens_before=state.context_tokens, tokens_after=after)
+    before, after = state.context_tokens, evolve(state, event).context_tokens
+    if event.error or after < before:
+        return replace(event, tokens_before=before, tokens_after=after)
+    return HistoryCompacted(event.view, event.cause, tokens_before=before, error=NO_PROGRESS, by=event.by)
 
 
 async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
@@ -81,16 +83,25 @@ async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
             raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
 
 
-def _fitting(desk: Desk, action: Action, event: object) -> Event:
-    """Middleware may answer by itself, but only with the kind of event that the action comes to."""
+def _fitting(desk: Desk, flight: Flight, event: object) -> Event:
+    """Middleware may answer by itself, but only with what the action comes to: the rules would ask for it for ever."""
+    action = flight.action
     match action, event:
         case (CallModel(), ModelResponded(message=message)):
             parts = number_calls(message.parts, desk.log.state.calls)
             return replace(event, message=replace(message, parts=parts))
-        case (CallModel(), ModelFailed()) | (EndRun(), RunEnded() | Noted()) | (CompactHistory(), HistoryCompacted()):
+        case (CallModel(), ModelFailed()):
+            return event
+        case (EndRun(end=end), RunEnded(run=run)) if run == end.run:
+            return event
+        case (EndRun(), Noted()) if flight.after:
+            return event
+        case (CompactHistory(view=view), HistoryCompacted(view=about)) if view == about:
             return event
         case (VetInput(input=input), InputChanged(input=about)) if input == about:
-            return event
+            return event if event.blocked else replace(event, vetted=True)
+        case (CheckCall(), CallChecked(verdict="stale")):
+            pass
         case (CheckCall(call=call), CallChecked(call=about)) | (
             RunTool(call=call) | EndOperation(call=call),
             CallEnded(call=about),

@@ -68,8 +68,11 @@ async def end_operation(desk: Desk, action: EndOperation) -> CallEnded:
 
 async def run_tool(desk: Desk, flight: Flight, action: RunTool) -> CallEnded:
     """Runs the tool, with the hooks around it, and reports its outcome; only the driver's cancellation gets out."""
-    tool = desk.binding.tools[action.name]
     call = find_call(desk.log.state.run, action.call)
+    if call is not None and call.name != action.name:
+        tool = desk.binding.tools.get(call.name)
+        return _not_started(action, tool, f"the call is one of {call.name}, and nobody may make it another one's.")
+    tool = desk.binding.tools[action.name]
     prepared = prepared_of(call)
     if prepared is not None and prepared.valid_until is not None and prepared.valid_until < desk.world.clock.now():
         return _not_started(action, tool, "what was prepared has expired; prepare it again.")
@@ -131,7 +134,8 @@ async def _ask_before(
         desk.here(),
         action.call,
         action.name,
-        dict(values),
+        # Values of its own, down to the last list: what a hook changes in place is noticed too.
+        tool.parse(action.arguments),
         tool.spec.effect,
         action.attempt,
         flight.key,

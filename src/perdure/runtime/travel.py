@@ -90,7 +90,7 @@ async def rewind(host: Host, log: SessionLog, at: Point, by: str) -> int:
         head = log.state.seq
         past = whole_at(await host.world.store.read(log.uid, limit=seq))
         keep, rest = _part(log.state.history, past.history)
-        cut = HistoryCut(past.seq, keep, rest, past.values, by)
+        cut = HistoryCut(past.seq, keep, rest, past.values, by, past.ledger)
         if await _cut(host, log, CutHistory(cut, head)):
             return past.seq
     raise Conflict("The session changes faster than it could go back; try again.")
