@@ -3,5 +3,6 @@
 from perdure.core.specs import Reminder, StopWhen, Window
 from perdure.runtime.compaction import Compaction, ToCompact
 from perdure.runtime.surroundings import ContextMessage
+from perdure.runtime.tokens import tokenizer
 
-__all__ = ["Compaction", "ContextMessage", "Reminder", "StopWhen", "ToCompact", "Window"]
+__all__ = ["Compaction", "ContextMessage", "Reminder", "StopWhen", "ToCompact", "Window", "tokenizer"]
