@@ -211,10 +211,10 @@ class Driver:
                 if action.call in self._flights or action.call in checking:
                     return False
                 after: list[Fact] = []
-                checked = None if self._desk.layers else check_now(self._desk, action, after)
+                checked = None if self._desk.layers else check_now(self._desk, action, after, change.after)
                 if checked is None:
                     checking.add(action.call)
-                    starts.append(Flight(action))
+                    starts.append(Flight(action, state=change.after))
                     return False
                 change.add(in_turn(change.after, [checked, *after]) if after else (checked,))
             case EndOperation():
