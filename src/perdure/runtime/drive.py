@@ -113,6 +113,9 @@ class Driver:
             if self._log.state.epoch > self._epoch:
                 # The log itself says so: tools must not go on until there happens to be something to append.
                 raise StaleEpoch("Another driver has resumed the run.")
+            if self._desk.shared is not None:
+                # What is told of other processes' commits comes late; gates and calls must not judge by what was.
+                await self._patiently(self._desk.shared.refresh)
             self._stirred = False
             change, starts = self._plan()
             if [flight for flight in starts if type(flight.action) is CheckCall]:
