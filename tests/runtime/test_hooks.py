@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from perdure import Agent, Limits, ModelSettings, Policy, Runtime, Session, ToolError, UsageError, tool
 from perdure.core.actions import RunTool
+from perdure.core.commands import ChangeState
 from perdure.core.events import HistoryCompacted, InputChanged, StateChanged
 from perdure.core.messages import Text, Usage
 from perdure.core.specs import Window
@@ -757,3 +758,114 @@ async def test_errors_are_told_with_what_failed(memory: Store) -> None:
     assert result.reason == "failed"
     assert found[0] == ("error", "act", "broken")
     assert (found[1][0], found[1][1]) == ("not_found", "")
+
+
+# Gates and the state that they read
+
+
+def counting(key: StateKey[int], allowed: int, kind: str) -> Callable[[Any], Any]:
+    """A gate that lets so many calls pass in a run."""
+
+    def gate(moment: Any) -> Any:
+        count = moment.here.get(key)
+        if count >= allowed:
+            return "deny", f"{allowed} calls a run"
+        moment.here.set(key, 1 if key.reducer else count + 1)
+        return None
+
+    async def at_once(moment: Any) -> Any:
+        return gate(moment)
+
+    async def later(moment: Any) -> Any:
+        await asyncio.sleep(0)
+        said = gate(moment)
+        await asyncio.sleep(0)
+        return said
+
+    return {"sync": gate, "async": at_once, "awaits": later}[kind]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "awaits"])
+@pytest.mark.parametrize("folds", [False, True], ids=["exclusive", "reducer"])
+@pytest.mark.parametrize("allowed", [1, 2])
+async def test_the_gates_of_one_turn_see_what_those_before_them_have_changed(
+    memory: Store, kind: str, folds: bool, allowed: int
+) -> None:
+    key = StateKey("calls", int, scope="run", default=0, reducer=(lambda one, other: one + other) if folds else None)
+    model = ScriptedModel([[call("act", what=str(n)) for n in range(4)], "Done."])
+    agent = Agent(name="clerk", model=model, tools=[act], hooks=[Hooks(tool_gate=counting(key, allowed, kind))])
+    await lived(agent, memory)
+    async with Runtime(memory, engine=None) as runtime:
+        session = await runtime.session("x")
+        assert [outcome for _, outcome, _ in await told(session)] == ["ok"] * allowed + ["denied"] * (4 - allowed)
+        assert [event.changes for event in await events(session, StateChanged)] == [
+            {"run/calls": n + 1} for n in range(allowed)
+        ]
+        assert not await events(session, Noted, kind="hook_failed")
+    await check_store(memory)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_gate_sees_what_the_gate_before_it_has_changed(memory: Store, is_async: bool) -> None:
+    key = StateKey("calls", int, scope="run", default=0)
+    found: list[int] = []
+
+    def gate(moment: Any) -> None:
+        found.append(moment.here.get(key))
+        moment.here.set(key, found[-1] + 1)
+
+    async def agate(moment: Any) -> None:
+        gate(moment)
+
+    hooks = [Hooks(tool_gate=agate if is_async else gate), Hooks(tool_gate=gate)]
+    agent = Agent(name="clerk", model=ScriptedModel([[call("act")], "Done."]), tools=[act], hooks=hooks)
+    await lived(agent, memory)
+    async with Runtime(memory, engine=None) as runtime:
+        session = await runtime.session("x")
+        assert found == [0, 1]
+        assert [outcome for _, outcome, _ in await told(session)] == ["ok"]
+        assert [event.changes for event in await events(session, StateChanged)] == [{"run/calls": 1}, {"run/calls": 2}]
+
+
+async def test_a_gate_that_is_overtaken_without_end_denies(memory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.runtime.gating.MAX_AGAIN", 3)
+    key = StateKey("calls", int, default=0)
+    asked: list[int] = []
+
+    async def gate(moment: Any) -> None:
+        asked.append(moment.here.get(key))
+        moment.here.set(key, asked[-1] + 1)
+        await runtime._host.request(session._log, ChangeState({"session/calls": 100 * len(asked)}, "somebody"))
+
+    agent = Agent(
+        name="clerk", model=ScriptedModel([[call("act")], "Done."]), tools=[act], hooks=[Hooks(tool_gate=gate)]
+    )
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await soon(session.run("go"))
+        ((_, outcome, text),) = await told(session)
+    assert (outcome, len(asked)) == ("denied", 4)
+    assert "calls was changed meanwhile" in text
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_gate_whose_change_cannot_be_made_denies(memory: Store, is_async: bool) -> None:
+    def broken(one: int, other: int) -> int:
+        raise ValueError("no sum")
+
+    key = StateKey("calls", int, default=0, reducer=broken)
+
+    def gate(moment: Any) -> None:
+        moment.here.set(key, 1)
+
+    async def agate(moment: Any) -> None:
+        gate(moment)
+
+    hooks = Hooks(tool_gate=agate if is_async else gate)
+    agent = Agent(name="clerk", model=ScriptedModel([[call("act")], "Done."]), tools=[act], hooks=[hooks])
+    await lived(agent, memory)
+    async with Runtime(memory, engine=None) as runtime:
+        session = await runtime.session("x")
+        ((_, outcome, text),) = await told(session)
+        assert outcome == "denied"
+        assert "no sum" in text

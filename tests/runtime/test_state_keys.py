@@ -76,6 +76,60 @@ async def test_two_processes_share(tmp_path: Path) -> None:
         assert TOTAL.read(session.state) == 30
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_runs_one_after_the_other_in_two_processes_see_each_others_values(tmp_path: Path, is_async: bool) -> None:
+    """However late the store tells of another process's commits."""
+    path = f"sqlite:{tmp_path / 'x.db'}"
+    found: list[tuple[int, str]] = []
+
+    def gate(moment: Any) -> None:
+        found.append((moment.here.get(TOTAL), moment.here.get(OWNER)))
+
+    async def agate(moment: Any) -> None:
+        gate(moment)
+
+    @tool(effect="once")
+    async def take(ctx: ToolContext[Any, Any]) -> str:
+        """Take it from whoever has it."""
+        ctx.set(OWNER, ctx.session)
+        ctx.set(TOTAL, 1)
+        return "taken"
+
+    def sharing() -> Agent[str]:
+        hooks = [Hooks(tool_gate=agate if is_async else gate)]
+        plugin = Plugin(name="shared", tools=[take], keys=[TOTAL, OWNER], hooks=hooks)
+        answers = [[call("take")], "Done."] * 4
+        return Agent(name="clerk", model=ScriptedModel(answers), plugins=[plugin])
+
+    agents = [sharing(), sharing()]
+    async with Runtime(path, agents=agents[:1]) as one, Runtime(path, agents=agents[1:]) as two:
+        sessions = [await one.open(agents[0], id="a"), await two.open(agents[1], id="b")]
+        for session in sessions * 4:
+            await soon(session.run("go"))
+        assert found == [(n, "" if n == 0 else "ba"[n % 2]) for n in range(8)]
+        assert [outcome for session in sessions for _, outcome, _ in await told(session)] == ["ok"] * 8
+
+
+async def test_those_who_wait_for_the_shared_state_share_one_look(memory: Store) -> None:
+    looks: list[int] = []
+    agent = sharer([call("add")], "Done.")
+    async with Runtime(memory, agents=[agent]) as runtime:
+        await soon((await runtime.open(agent)).run("go"))
+        shared = await runtime._host._shared_by("")
+        look = shared.log.refresh
+
+        async def counted() -> None:
+            looks.append(1)
+            await asyncio.sleep(0)
+            await look()
+
+        shared.log.refresh = counted  # type: ignore[method-assign]
+        await soon(asyncio.gather(*(shared.refresh() for _ in range(10))))
+        assert len(looks) <= 2, "the one under way, and one for all who came after it began"
+        await soon(shared.refresh())
+        assert len(looks) <= 3
+
+
 async def test_concurrent_calls_lose_nothing(memory: Store) -> None:
     agent = sharer([call("add") for _ in range(8)], "Done.")
     async with Runtime(memory, agents=[agent]) as runtime:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from perdure.core.commands import ChangeState
 from perdure.core.errors import UsageError
 from perdure.core.events import Event, Noted
+from perdure.core.fold import fold
 from perdure.core.state import SessionState
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Emit, Fact, Schedule, Stop, accepted, emitted, schedule, sent, stopped
@@ -31,10 +32,10 @@ class HookFailed(Exception):
 class Consultation:
     """One phase's hooks, asked once. `after` are the facts that follow from it, for whoever commits them.
 
-    `at` is the hook that is asked now.
+    `at` is the hook that is asked now; `kept` is what those before it have read and changed of the state.
     """
 
-    __slots__ = ("_after", "_desk", "_fails_open", "_give_up", "_moment", "_take", "at")
+    __slots__ = ("_after", "_desk", "_fails_open", "_give_up", "_moment", "_take", "at", "kept")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Consultation:
         self._fails_open = fails_open
         self._give_up = give_up
         self.at = 0
+        self.kept: list[tuple[Hook, Wishes]] = []
 
     async def ask(self, hooks: Iterable[Hook]) -> Stop | None:
         """Asks in order; the Stop that one of them wants ends it. HookFailed where a gate fails."""
@@ -79,13 +81,15 @@ class Consultation:
 
     def ask_now(self, hooks: Iterable[Hook]) -> Stop | bool:
         """The same without waiting: False where somebody has to be awaited, after all."""
-        moment = self._moment
+        moment, state = self._moment, self._moment.here.state
         for hook in hooks:
             try:
                 answer = hook.function(moment)
                 if answer is not None and is_awaitable(answer):
                     if hasattr(answer, "close"):
                         answer.close()
+                    # All are asked again, from the beginning.
+                    moment.here.state = state
                     return False
                 if moment.here.wishes is not None:
                     self._settle_now(hook, moment)
@@ -137,10 +141,15 @@ class Consultation:
         self._keep(hook, moment, wishes)
 
     def _keep(self, hook: Hook, moment: Moment, wishes: Wishes) -> None:
-        moment.here.wishes = None
+        here = moment.here
+        here.wishes = None
+        self.kept.append((hook, wishes))
         if wishes.changes:
+            # A reducer that fails, fails here and now; the next hook sees the value that it is to be.
+            changes = wishes.settled(here.state)
             wishes.keep(self._desk.log.state)
-            self._after.append(lambda state: _changed(wishes, hook.name, state))
+            self._after.append(lambda state: changed(wishes, hook.name, state))
+            here.state = fold(list(accepted(here.state, ChangeState(changes, hook.name))), here.state)
 
     def _failed(self, hook: Hook, error: BaseException) -> None:
         self._moment.here.wishes = None
@@ -155,7 +164,7 @@ def refuse(hook: Hook, item: object) -> bool:
     raise UsageError(f"it returned {type(item).__name__}, of which nothing can be made at {hook.phase}")
 
 
-def _changed(wishes: Wishes, by: str, state: SessionState) -> Iterable[Event]:
+def changed(wishes: Wishes, by: str, state: SessionState) -> Iterable[Event]:
     """The changes for the state as it is when they are committed; an exclusive key that was overtaken stays."""
     try:
         if wrong := wishes.overtaken(state):

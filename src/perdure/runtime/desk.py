@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from perdure.core.commands import Command
 from perdure.core.deltas import Delta
 from perdure.core.events import Event
+from perdure.core.state import SessionState
 from perdure.runtime.agent import Binding
 from perdure.runtime.context import ToolContext
 from perdure.runtime.log import SessionLog
@@ -23,7 +25,8 @@ class Desk:
     """`note` puts a fact on its way to the log, `request` a command; `contexts` are those of running tools, by call.
 
     `broken_off` are the slots of work that was told to end. `waste` is what those attempts of the latest model call
-    have cost that came to nothing, `aside` what those of the latest compaction have.
+    have cost that came to nothing, `aside` what those of the latest compaction have. `asked_again` counts, by call, how
+    often its gates had to be.
     """
 
     def __init__(
@@ -49,13 +52,18 @@ class Desk:
         self.waste = Waste()
         self.aside = Waste()
         self.broken_off: set[int] = set()
+        self.asked_again: Counter[int] = Counter()
         self.contexts: dict[int, ToolContext[Any, Any]] = {}
         self._data: dict[str, Any] = {}
         self._place: Place | None = None
 
-    def here(self, run: int | None = None) -> Here:
-        """Where the moments that hooks see take place: in this run, or in the one that is open now."""
-        state = self.log.state
+    def here(self, run: int | None = None, state: SessionState | None = None) -> Here:
+        """Where the moments that hooks see take place: in this run, or in the one that is open now.
+
+        `state` is what is about to be committed, where that is newer than what is.
+        """
+        if state is None or state.seq <= self.log.state.seq:
+            state = self.log.state
         if self._place is None:
             self._place = Place(state.id, state.tenant, self.world.deps, state.data, self.shelf)
         if run is None:

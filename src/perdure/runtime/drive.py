@@ -113,6 +113,9 @@ class Driver:
             if self._log.state.epoch > self._epoch:
                 # The log itself says so: tools must not go on until there happens to be something to append.
                 raise StaleEpoch("Another driver has resumed the run.")
+            if self._desk.shared is not None:
+                # What is told of other processes' commits comes late; gates and calls must not judge by what was.
+                await self._patiently(self._desk.shared.refresh)
             self._stirred = False
             change, starts = self._plan()
             if [flight for flight in starts if type(flight.action) is CheckCall]:
@@ -211,10 +214,10 @@ class Driver:
                 if action.call in self._flights or action.call in checking:
                     return False
                 after: list[Fact] = []
-                checked = None if self._desk.layers else check_now(self._desk, action, after)
+                checked = None if self._desk.layers else check_now(self._desk, action, after, change.after)
                 if checked is None:
                     checking.add(action.call)
-                    starts.append(Flight(action))
+                    starts.append(Flight(action, state=change.after))
                     return False
                 change.add(in_turn(change.after, [checked, *after]) if after else (checked,))
             case EndOperation():

@@ -36,7 +36,8 @@ class Flight:
     """`cause` says why it was told to end; `landed` that its one event is on its way to the log.
 
     `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
-    that it is committed behind. `give_up` lands it without its work, which does not end.
+    that it is committed behind. `give_up` lands it without its work, which does not end. `state` is what a check was
+    planned for.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Flight:
         "landed",
         "max_tokens",
         "settle",
+        "state",
         "task",
         "timer",
     )
@@ -63,8 +65,10 @@ class Flight:
         key: str = "",
         effect: Effect = "read",
         deadline: float | None = None,
+        state: SessionState | None = None,
     ) -> None:
         self.action = action
+        self.state = state
         self.max_tokens = max_tokens
         self.key = key
         self.effect: Effect = effect

@@ -26,6 +26,7 @@ from perdure.runtime.consult import Consultation, HookFailed, refuse
 from perdure.runtime.desk import Desk
 from perdure.runtime.directives import Block, Result, accepted
 from perdure.runtime.flight import Flight
+from perdure.runtime.gating import hold_until_committed
 from perdure.runtime.hooks import Hook
 from perdure.runtime.media import Artifacts, clean_text, result_parts
 from perdure.runtime.moments import (
@@ -172,6 +173,7 @@ async def judge_gates(desk: Desk, flight: Flight, moment: CallMoment, said: Judg
     else:
         if stop is not None:
             return Judgement("deny", "hook", stop.why or "A hook stopped the run.")
+        hold_until_committed(desk, flight, asked.kept)
     return gate.said
 
 

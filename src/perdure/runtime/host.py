@@ -354,6 +354,8 @@ class Host:
         binding = self._bindings.get(log.state.agent)
         if binding is not None and binding.parts.hooks.session_end:
             shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
+            if shared is not None:
+                await shared.refresh()
             await tell_session_end(log, binding, self.world, shared)
 
     def decode_output(self, state: SessionState, ended: RunSummary) -> Any:

@@ -16,6 +16,7 @@ from perdure.core.errors import ToolError
 from perdure.core.events import CallChecked
 from perdure.core.fits import misfit
 from perdure.core.specs import ToolSpec
+from perdure.core.state import SessionState
 from perdure.core.versions import changes_of_tool
 from perdure.runtime.clock import within
 from perdure.runtime.desk import Desk, describe
@@ -47,8 +48,11 @@ class Case:
         self.prepared: Prepared | None = None
 
 
-def check_now(desk: Desk, action: CheckCall, after: list[Fact]) -> CallChecked | None:
-    """The verdict where no user code has to be awaited; None where it has. Gates may add to the facts `after` it."""
+def check_now(desk: Desk, action: CheckCall, after: list[Fact], state: SessionState) -> CallChecked | None:
+    """The verdict where no user code has to be awaited; None where it has. Gates may add to the facts `after` it.
+
+    They see the `state` that it is committed behind, with what the gates of the calls before have changed.
+    """
     case = _open_case(desk, action)
     if isinstance(case, CallChecked):
         return case
@@ -69,7 +73,7 @@ def check_now(desk: Desk, action: CheckCall, after: list[Fact]) -> CallChecked |
         # Raised by a predicate here, in the driver, it would end the program and all its sessions.
         return CallChecked(action.call, "deny", "check", describe(error))
     if judgement is not None and desk.hooks.tool_gate:
-        gated = judge_gates_now(desk, _moment(desk, action.call, case, judgement), judgement, after)
+        gated = judge_gates_now(desk, _moment(desk, action.call, case, judgement, state), judgement, after)
         judgement = None if gated is None else _settled(desk, action, case, gated)
     return None if judgement is None else _checked(desk, action, case, judgement)
 
@@ -97,7 +101,7 @@ async def check_call(desk: Desk, flight: Flight, action: CheckCall) -> CallCheck
         approved=_is_approved(desk, action, case),
     )
     if desk.hooks.tool_gate:
-        gated = await judge_gates(desk, flight, _moment(desk, action.call, case, judgement), judgement)
+        gated = await judge_gates(desk, flight, _moment(desk, action.call, case, judgement, flight.state), judgement)
         judgement = _settled(desk, action, case, gated)
     return _checked(desk, action, case, judgement)
 
@@ -137,9 +141,9 @@ async def check_again(desk: Desk, flight: Flight, call: int, name: str, argument
             return f"It is not allowed ({said.rule}): {said.reason}"
 
 
-def _moment(desk: Desk, call: int, case: Case, said: Judgement) -> CallMoment:
+def _moment(desk: Desk, call: int, case: Case, said: Judgement, state: SessionState | None = None) -> CallMoment:
     view = case.view
-    return CallMoment(desk.here(), call, view.name, view.arguments, view.effect, verdict=said.verdict)
+    return CallMoment(desk.here(state=state), call, view.name, view.arguments, view.effect, verdict=said.verdict)
 
 
 def _settled(desk: Desk, action: CheckCall, case: Case, said: Judgement) -> Judgement:

@@ -6,6 +6,7 @@ repeated.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from perdure.core.accept import accept
@@ -26,6 +27,19 @@ class SharedState:
 
     def __init__(self, log: SessionLog) -> None:
         self.log = log
+        self._lock = asyncio.Lock()
+        self._asked = 0
+        self._looked = 0
+
+    async def refresh(self) -> None:
+        """Whatever was committed before, in whatever process, is seen from now on; those who wait share one look."""
+        self._asked += 1
+        asked = self._asked
+        async with self._lock:
+            if self._looked < asked:
+                looked = self._asked
+                await self.log.refresh()
+                self._looked = looked
 
     def state(self) -> SessionState:
         return self.log.state

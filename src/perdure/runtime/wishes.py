@@ -122,12 +122,13 @@ class Shelf:
 class Wishes:
     """Those of one call, or of one hook, until it has ended."""
 
-    __slots__ = ("changes", "directives", "ends", "next", "output", "seen", "shelf", "touched")
+    __slots__ = ("changes", "directives", "ends", "next", "output", "read", "seen", "shelf", "touched")
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self.touched: dict[str, StateKey[Any]] = {}
         self.seen: dict[str, Any] = {}
+        self.read: set[str] = set()
         self.changes: dict[str, Any] = {}
         self.directives: list[Any] = []
         self.ends = False
@@ -136,6 +137,7 @@ class Wishes:
 
     def get(self, key: StateKey[T], state: SessionState) -> T:
         found = self._touch(key, state)
+        self.read.add(key.name)
         if key.name in self.changes:
             return key.folded(found, self.changes[key.name])
         return key.unset() if found is MISSING else key.decoded(found)
@@ -186,6 +188,14 @@ class Wishes:
             if is_own and key.reducer is None and key.find(state) != self.seen[name]:
                 return f"{name.partition('/')[2]} was changed meanwhile"
         return ""
+
+    def outdated(self, state: SessionState) -> str:
+        """The key of this session's own that was read and has another value by now, or the exclusive one overtaken."""
+        for name in self.read:
+            key = self.touched[name]
+            if key.persistent and key.scope != "shared" and key.find(state) != self.seen[name]:
+                return f"{name.partition('/')[2]} was changed meanwhile"
+        return self.overtaken(state)
 
     def settled(self, state: SessionState) -> dict[str, JSON]:
         """The changes of this session's own keys as plain data, folded into what is committed now."""
