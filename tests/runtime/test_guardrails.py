@@ -274,3 +274,24 @@ async def test_an_agent_without_them_vets_nothing(memory: Store) -> None:
         await soon(session.run("go"))
         assert session.state.spec is not None
         assert not session.state.spec.vets_input
+
+
+async def test_guardrails_see_the_answer_that_a_hook_did_not_end_to_look_at(memory: Store) -> None:
+    async def stubborn(moment: Any) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+
+    clock = ManualClock()
+    hooks, model = [Hooks(after_model=stubborn, timeout=7)], ScriptedModel(["The secret."], usage=Usage(40, 10))
+    guardrails = [Guardrail(output=lambda moment: Block("secret") if "secret" in moment.message.text else None)]
+    agent = Agent(name="clerk", model=model, hooks=hooks, guardrails=guardrails)
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go")
+        await turned(clock, lambda: bool(session.state.ended), step=2)
+        result = await run
+        assert (result.reason, result.detail, result.usage.total) == ("refusal", "output: secret", 50)
+        assert "The secret" not in await written(runtime)

@@ -74,7 +74,6 @@ class Driver:
         self._epoch = claim.epoch
         self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
         self._observers: Observers | None = None
-        self._is_extended = binding.parts.is_extended
         self._flights: dict[int, Flight] = {}
         self._facts: list[Fact] = []
         self._requests: list[Command] = []
@@ -315,8 +314,6 @@ class Driver:
             if seconds is not None:
                 flight.deadline = self._world.clock.now() + seconds
                 flight.timer = self._world.clock.call_later(seconds, partial(self._break_off, slot, "timeout"))
-        if self._is_extended:
-            flight.give_up = partial(self._give_up, flight)
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
 
     async def _fly(self, flight: Flight) -> None:
@@ -335,7 +332,6 @@ class Driver:
         if flight.landed or self._grounded:
             return
         flight.landed = True
-        flight.give_up = None  # it names the flight: what names itself waits for the collector
         if flight.timer is not None:
             flight.timer.cancel()
         del self._flights[slot_of(flight.action)]
@@ -408,11 +404,6 @@ class Driver:
         if not flight.landed and flight.task is not None:
             flight.task.cancel()
             self._land(flight, self._broken_off(flight))
-
-    def _give_up(self, flight: Flight, reason: str) -> None:
-        """A hook that is late and does not end either holds up nobody."""
-        if not flight.landed:
-            self._land(flight, flight.failed(f"a hook did not answer: {reason}"))
 
     def _broken_off(self, flight: Flight) -> Event:
         """What a model had said until then is paid for."""

@@ -58,7 +58,7 @@ async def _ask(
         try:
             verdict = function(moment)
             if isinstance(verdict := begun(verdict), Rest):
-                verdict = await finished(desk.world.clock, guard.timeout, verdict, flight.give_up)
+                verdict = await finished(desk.world.clock, guard.timeout, verdict)
             if verdict is None or verdict is True:
                 continue
             if verdict is False:
