@@ -323,9 +323,10 @@ class Driver:
         except asyncio.CancelledError:
             if self._grounded:
                 raise
-            event = self._broken_off(flight) if flight.cause else flight.failed("it cancelled itself")
+            event = flight.broken_off() if flight.cause else flight.failed("it cancelled itself")
+            event = self._paid(event)
         except BaseException as error:  # noqa: BLE001 - models, tools and middleware are user code, and must land
-            event = flight.failed(describe(error))
+            event = self._paid(flight.failed(describe(error)))
         self._land(flight, event)
 
     def _land(self, flight: Flight, event: Event) -> None:
@@ -370,7 +371,7 @@ class Driver:
         if not flight.has_begun:
             # A task that is cancelled before its first step does not even hear of it.
             flight.task.cancel()
-            self._land(flight, self._broken_off(flight))
+            self._land(flight, flight.broken_off())
             return
         self._desk.broken_off.add(slot)
         context = self._desk.contexts.get(slot)
@@ -403,11 +404,11 @@ class Driver:
     def _abandon(self, flight: Flight) -> None:
         if not flight.landed and flight.task is not None:
             flight.task.cancel()
-            self._land(flight, self._broken_off(flight))
+            self._land(flight, self._paid(flight.broken_off()))
 
-    def _broken_off(self, flight: Flight) -> Event:
-        """What a model had said until then is paid for."""
-        event, waste, aside = flight.broken_off(), self._desk.waste, self._desk.aside
+    def _paid(self, event: Event) -> Event:
+        """What a model had said until work came to nothing is paid for."""
+        waste, aside = self._desk.waste, self._desk.aside
         if isinstance(event, HistoryCompacted) and aside.usage.total:
             return replace(event, usage=aside.usage, cost_usd=aside.cost_usd)
         if isinstance(event, ModelFailed) and waste.usage.total:

@@ -30,11 +30,16 @@ from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_compaction import compact_history
 from perdure.runtime.perform_model import call_model, number_calls
 from perdure.runtime.vetting import vet_answer, vet_words
+from perdure.runtime.waste import Waste
 
 
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     action, stand_in = flight.action, desk.world.stand_in
+    if isinstance(action, CallModel):
+        desk.waste = Waste()
+    elif isinstance(action, CompactHistory):
+        desk.aside = Waste()
     event = await stand_in(desk, action) if stand_in is not None else None
     if event is not None:
         pass

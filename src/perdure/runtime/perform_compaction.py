@@ -196,7 +196,9 @@ async def _ask_models(desk: Desk, state: SessionState, given: ToCompact) -> Summ
         came = await Ladder(desk, turn, models, request, None, aside="compaction").climb()
         waste.join(came.waste)
         if isinstance(came, Answered):
-            return _summary_of(came, prompt, waste)
+            summary = _summary_of(came, prompt, waste)
+            desk.aside = Waste(summary.usage, summary.cost_usd)
+            return summary
         reason = f"{came.kind}: {came.detail}"
         if came.kind != "context_too_long":
             break
