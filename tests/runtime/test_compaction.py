@@ -33,7 +33,7 @@ from perdure.core.window import SUMMARY
 from perdure.events import ModelCalled, ModelResponded, Noted, RunEnded
 from perdure.ports import ModelRequest, ModelResponse, Record, Store
 from perdure.runtime.compaction import PROMPT, Compaction, ToCompact
-from perdure.runtime.perform_compaction import LONGEST_COMPACTION, NO_PROGRESS, NO_ROOM
+from perdure.runtime.perform_compaction import LONGEST_COMPACTION, NO_PROGRESS, NO_ROOM, OVERTAKEN
 from perdure.runtime.tokens import tokenizer
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
 from perdure.testing.provider import Provider, Request, Response, status
@@ -901,3 +901,110 @@ async def test_a_compaction_that_middleware_makes_is_counted_too(memory: Store) 
         await done(session)
         first = (await session.compactions())[0]
         assert first.tokens_before > first.tokens_after > 0
+
+
+# By hand, past hooks and middleware
+
+
+async def test_what_a_hook_says_of_a_compaction_by_hand_is_kept(store: str | Store) -> None:
+    from perdure.plugins import Emit, Hooks, Schedule, StateKey
+
+    times = StateKey("times", int, default=0)
+
+    def breaks(moment: Any) -> None:
+        raise ValueError("out of order")
+
+    def own(moment: Any) -> Any:
+        moment.here.set(times, 1)
+        return [Emit("mine", {"a": 1}), Schedule("Look again."), "My summary."]
+
+    agent = worker(8, Window(keep_last=4), hooks=[Hooks(compaction=breaks), Hooks(compaction=own)])
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await done(session)
+        compacted = await session.compact(by="me")
+        assert compacted is not None
+        assert (compacted.error, compacted.by, compacted.parts) == ("", "me", (Text("My summary."),))
+        kinds = [record.event.kind for record in await session.records() if isinstance(record.event, Noted)]
+        assert kinds == ["hook_failed", "mine"]
+        assert session.state.values == {"times": 1}
+        await until(lambda: len(session.state.ended) == 2)
+
+
+async def test_a_hook_that_will_not_end_does_not_hold_up_a_compaction_by_hand(memory: Store) -> None:
+    from perdure.plugins import Hooks
+
+    async def stubborn(moment: Any) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+
+    clock = ManualClock()
+    agent = worker(8, Window(keep_last=4), compaction=dropping(), hooks=[Hooks(compaction=stubborn, timeout=7)])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent)
+        await done(session)
+        compacting = asyncio.ensure_future(session.compact())
+        await turned(clock, compacting.done, step=2)
+        compacted = await compacting
+        assert compacted is not None
+        assert not compacted.error, "the agent's own way"
+        failures = await events(session, Noted, kind="hook_failed")
+        assert [failure.data["detail"] for failure in failures] == ["it took longer than 7 s"]
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("two\nlines"), SystemExit(3), "nonsense"])
+async def test_middleware_that_breaks_on_a_compaction_by_hand_is_its_error(memory: Store, answer: Any) -> None:
+    async def breaks(action: Any, perform: Any) -> Any:
+        event = await perform(action)
+        if not isinstance(action, CompactHistory):
+            return event
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    summariser = Summariser()
+    agent = worker(8, Window(keep_last=4), compaction=Compaction(model=summariser.model), middleware=[breaks])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await done(session)
+        before, paid = await session.history(), session.state.usage.total
+        compacted = await session.compact()
+        assert compacted is not None
+        assert compacted.error
+        assert "\n" not in compacted.error
+        assert await session.history() == before
+        assert session.state.usage.total == paid + compacted.usage.total > paid, "the summary was paid for"
+        assert [item.error for item in await session.compactions()] == [compacted.error]
+
+
+async def test_a_compaction_by_hand_that_was_overtaken_is_paid_for_and_what_it_said_stays(memory: Store) -> None:
+    from perdure.plugins import Emit, Hooks
+
+    entered, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(action: Any, perform: Any) -> Any:
+        event = await perform(action)
+        if isinstance(action, CompactHistory) and not entered.is_set():
+            entered.set()
+            await release.wait()
+        return event
+
+    options = {"compaction": Compaction(model=Summariser().model), "middleware": [slow]}
+    agent = worker(8, Window(keep_last=4), hooks=[Hooks(compaction=lambda moment: Emit("asked"))], **options)
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await done(session)
+        paid = session.state.usage.total
+        late = asyncio.ensure_future(session.compact(by="first"))
+        await soon(entered.wait())
+        assert await session.compact(by="second") is not None
+        release.set()
+        assert await soon(late) is None, "it looks again and finds nothing left"
+        second, first = await events(session, HistoryCompacted)
+        assert (second.error, first.error) == ("", OVERTAKEN)
+        assert first.usage.total > 0
+        assert session.state.usage.total == paid + first.usage.total + second.usage.total
+        assert len(await events(session, Noted, kind="asked")) >= 2

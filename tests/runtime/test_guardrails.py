@@ -274,3 +274,103 @@ async def test_an_agent_without_them_vets_nothing(memory: Store) -> None:
         await soon(session.run("go"))
         assert session.state.spec is not None
         assert not session.state.spec.vets_input
+
+
+async def test_guardrails_see_the_answer_that_a_hook_did_not_end_to_look_at(memory: Store) -> None:
+    async def stubborn(moment: Any) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+
+    clock = ManualClock()
+    hooks, model = [Hooks(after_model=stubborn, timeout=7)], ScriptedModel(["The secret."], usage=Usage(40, 10))
+    guardrails = [Guardrail(output=lambda moment: Block("secret") if "secret" in moment.message.text else None)]
+    agent = Agent(name="clerk", model=model, hooks=hooks, guardrails=guardrails)
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go")
+        await turned(clock, lambda: bool(session.state.ended), step=2)
+        result = await run
+        assert (result.reason, result.detail, result.usage.total) == ("refusal", "output: secret", 50)
+        assert "The secret" not in await written(runtime)
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel", "seconds"])
+@pytest.mark.parametrize("who", ["guardrail", "after_model", "middleware"])
+async def test_an_answer_is_paid_for_although_its_run_ends_while_it_is_looked_at(
+    memory: Store, who: str, how: str
+) -> None:
+    from perdure import Limits
+
+    entered, clock = asyncio.Event(), ManualClock()
+
+    async def look(moment: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    async def around(action: Any, perform: Any) -> Any:
+        event = await perform(action)
+        if isinstance(event, ModelResponded) and who == "middleware":
+            await look(event)
+        return event
+
+    ways: dict[str, Any] = {
+        "guardrail": {"guardrails": [Guardrail(output=look)]},
+        "after_model": {"hooks": [Hooks(after_model=look)]},
+        "middleware": {"middleware": [around]},
+    }
+    model = counting("words", usage=Usage(1000, 500), cost=lambda usage: 1.0)
+    agent = Agent(name="clerk", model=model, limits=Limits(seconds=20), **ways[who])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent)
+        run = await session.start("go")
+        await soon(entered.wait())
+        if how != "seconds":
+            await (session.stop() if how == "stop" else session.cancel())
+        await turned(clock, lambda: bool(session.state.ended), step=5)
+        result = await soon(run)
+        assert result.reason in ("stopped", "cancelled", "limit")
+        assert (result.usage.total, result.cost_usd) == (1500, 1.0)
+
+
+async def test_an_answer_that_was_kept_is_not_paid_for_again(memory: Store) -> None:
+    """The second turn is broken off before it asks anybody."""
+    entered, seen = asyncio.Event(), list[int]()
+
+    @tool(effect="read")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    async def hang(moment: Any) -> None:
+        seen.append(moment.attempt)
+        if len(seen) == 2:
+            entered.set()
+            await asyncio.Event().wait()
+
+    model = counting([call("look")], usage=Usage(1000, 500), cost=lambda usage: 1.0)
+    agent = Agent(name="clerk", model=model, tools=[look], hooks=[Hooks(before_model=hang)])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        run = await session.start("go")
+        await soon(entered.wait())
+        await session.cancel()
+        result = await soon(run)
+        assert (result.usage.total, result.cost_usd) == (1500, 1.0)
+
+
+async def test_an_answer_is_paid_for_although_middleware_breaks_on_it(memory: Store) -> None:
+    async def breaks(action: Any, perform: Any) -> Any:
+        event = await perform(action)
+        if isinstance(event, ModelResponded):
+            raise ValueError("out of order")
+        return event
+
+    model = counting("words", usage=Usage(1000, 500), cost=lambda usage: 1.0)
+    agent = Agent(name="clerk", model=model, middleware=[breaks])
+    async with Runtime(memory, agents=[agent]) as runtime:
+        result = await soon((await runtime.open(agent)).run("go"))
+        assert result.reason == "failed"
+        assert (result.usage.total, result.cost_usd) == (1500 * len(model.requests), 1.0 * len(model.requests))

@@ -869,3 +869,65 @@ async def test_a_gate_whose_change_cannot_be_made_denies(memory: Store, is_async
         ((_, outcome, text),) = await told(session)
         assert outcome == "denied"
         assert "no sum" in text
+
+
+async def _go_on(over: asyncio.Event) -> None:
+    while not over.is_set():
+        try:
+            await over.wait()
+        except asyncio.CancelledError:
+            continue
+
+
+@pytest.mark.parametrize("way", ["itself", "by a task of its own"])
+@pytest.mark.parametrize("phase", FIELDS)
+async def test_a_hook_that_will_not_end_has_the_outcome_of_one_that_fails(memory: Store, phase: str, way: str) -> None:
+    """What was there stays there, the hook behind it is asked, and nobody who refuses is passed over."""
+    over, asked, reported = asyncio.Event(), list[str](), list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["message"]))
+
+    async def stubborn(moment: Any) -> None:
+        await (_go_on(over) if way == "itself" else asyncio.create_task(_go_on(over)))
+
+    clock = ManualClock()
+    behind = Hooks(**{phase: lambda moment: asked.append(phase)})
+    agent = everything(hooks=[Hooks(**{phase: stubborn}, timeout=7), behind])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("go")
+        await turned(clock, lambda: session.state.ended and not runtime._host._drivers, step=2)
+        result, outcomes = await run, {outcome for _, outcome, _ in await told(session)}
+        failures = await events(session, Noted, kind="hook_failed")
+        deleting = asyncio.ensure_future(session.delete())
+        await turned(clock, deleting.done, step=2)
+    over.set()
+    closed = CLOSED.get(phase, "completed")
+    assert bool(asked) == (phase not in (*CLOSED, "natural_end"))
+    if phase == "session_end":
+        assert "longer than 7 s" in reported[0]
+        return
+    assert {failure.data["phase"] for failure in failures} == {phase}
+    assert "longer than 7 s" in failures[0].data["detail"]
+    assert result.reason == ("completed" if closed == "denied" else closed)
+    if closed == "denied":
+        assert outcomes == {"denied"}
+    elif closed == "completed":
+        assert "ok" in outcomes or phase == "compaction"
+        assert result.usage.total >= 3 * 95
+
+
+async def test_what_a_hook_that_will_not_end_holds_is_let_go(memory: Store) -> None:
+    freed: list[str] = []
+
+    async def stubborn(moment: Any) -> None:
+        try:
+            await _go_on(asyncio.Event())
+        finally:
+            freed.append("it")
+
+    clock = ManualClock()
+    agent = Agent(name="clerk", model=ScriptedModel(["Done."]), hooks=[Hooks(after_model=stubborn, timeout=7)])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        run = await (await runtime.open(agent)).start("go")
+        await turned(clock, lambda: bool(freed), step=2)
+        assert (await soon(run)).output == "Done."

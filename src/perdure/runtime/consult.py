@@ -35,7 +35,7 @@ class Consultation:
     `at` is the hook that is asked now; `kept` is what those before it have read and changed of the state.
     """
 
-    __slots__ = ("_after", "_desk", "_fails_open", "_give_up", "_moment", "_take", "at", "kept")
+    __slots__ = ("_after", "_desk", "_fails_open", "_moment", "_take", "at", "kept")
 
     def __init__(
         self,
@@ -45,25 +45,23 @@ class Consultation:
         after: list[Fact],
         *,
         fails_open: bool = False,
-        give_up: Callable[[str], None] | None = None,
     ) -> None:
         self._desk = desk
         self._moment = moment
         self._take = take
         self._after = after
         self._fails_open = fails_open
-        self._give_up = give_up
         self.at = 0
         self.kept: list[tuple[Hook, Wishes]] = []
 
     async def ask(self, hooks: Iterable[Hook]) -> Stop | None:
         """Asks in order; the Stop that one of them wants ends it. HookFailed where a gate fails."""
         moment = self._moment
-        for self.at, hook in enumerate(hooks):
+        for hook in hooks:
             try:
                 answer = hook.function(moment)
                 if answer is not None and type(answer := begun(answer)) is Rest:
-                    answer = await finished(self._desk.world.clock, hook.timeout, answer, self._give_up)
+                    answer = await finished(self._desk.world.clock, hook.timeout, answer)
                 if moment.here.wishes is not None:
                     await self._settle(hook, moment)
                 if answer is None:

@@ -24,9 +24,9 @@ from perdure.runtime.world import World
 class Desk:
     """`note` puts a fact on its way to the log, `request` a command; `contexts` are those of running tools, by call.
 
-    `broken_off` are the slots of work that was told to end. `waste` is what those attempts of the latest model call
-    have cost that came to nothing, `aside` what those of the latest compaction have. `asked_again` counts, by call, how
-    often its gates had to be.
+    `broken_off` are the slots of work that was told to end. `waste` is what the latest model call has cost as long as
+    nothing of it is kept: attempts that came to nothing, an answer that is looked at; `aside` the same of a compaction.
+    `asked_again` counts, by call, how often its gates had to be.
     """
 
     def __init__(

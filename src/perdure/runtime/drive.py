@@ -74,7 +74,6 @@ class Driver:
         self._epoch = claim.epoch
         self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
         self._observers: Observers | None = None
-        self._is_extended = binding.parts.is_extended
         self._flights: dict[int, Flight] = {}
         self._facts: list[Fact] = []
         self._requests: list[Command] = []
@@ -318,8 +317,6 @@ class Driver:
             if seconds is not None:
                 flight.deadline = self._world.clock.now() + seconds
                 flight.timer = self._world.clock.call_later(seconds, partial(self._break_off, slot, "timeout"))
-        if self._is_extended:
-            flight.give_up = partial(self._give_up, flight)
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
 
     async def _fly(self, flight: Flight) -> None:
@@ -329,16 +326,16 @@ class Driver:
         except asyncio.CancelledError:
             if self._grounded:
                 raise
-            event = self._broken_off(flight) if flight.cause else flight.failed("it cancelled itself")
+            event = flight.broken_off() if flight.cause else flight.failed("it cancelled itself")
+            event = self._paid(event)
         except BaseException as error:  # noqa: BLE001 - models, tools and middleware are user code, and must land
-            event = flight.failed(describe(error))
+            event = self._paid(flight.failed(describe(error)))
         self._land(flight, event)
 
     def _land(self, flight: Flight, event: Event) -> None:
         if flight.landed or self._grounded:
             return
         flight.landed = True
-        flight.give_up = None  # it names the flight: what names itself waits for the collector
         if flight.timer is not None:
             flight.timer.cancel()
         del self._flights[slot_of(flight.action)]
@@ -377,7 +374,7 @@ class Driver:
         if not flight.has_begun:
             # A task that is cancelled before its first step does not even hear of it.
             flight.task.cancel()
-            self._land(flight, self._broken_off(flight))
+            self._land(flight, flight.broken_off())
             return
         self._desk.broken_off.add(slot)
         context = self._desk.contexts.get(slot)
@@ -410,16 +407,11 @@ class Driver:
     def _abandon(self, flight: Flight) -> None:
         if not flight.landed and flight.task is not None:
             flight.task.cancel()
-            self._land(flight, self._broken_off(flight))
+            self._land(flight, self._paid(flight.broken_off()))
 
-    def _give_up(self, flight: Flight, reason: str) -> None:
-        """A hook that is late and does not end either holds up nobody."""
-        if not flight.landed:
-            self._land(flight, flight.failed(f"a hook did not answer: {reason}"))
-
-    def _broken_off(self, flight: Flight) -> Event:
-        """What a model had said until then is paid for."""
-        event, waste, aside = flight.broken_off(), self._desk.waste, self._desk.aside
+    def _paid(self, event: Event) -> Event:
+        """What a model had said until work came to nothing is paid for."""
+        waste, aside = self._desk.waste, self._desk.aside
         if isinstance(event, HistoryCompacted) and aside.usage.total:
             return replace(event, usage=aside.usage, cost_usd=aside.cost_usd)
         if isinstance(event, ModelFailed) and waste.usage.total:

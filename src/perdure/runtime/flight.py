@@ -36,8 +36,7 @@ class Flight:
     """`cause` says why it was told to end; `landed` that its one event is on its way to the log.
 
     `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
-    that it is committed behind. `give_up` lands it without its work, which does not end. `state` is what a check was
-    planned for.
+    that it is committed behind. `state` is what a check was planned for.
     """
 
     __slots__ = (
@@ -46,7 +45,6 @@ class Flight:
         "cause",
         "deadline",
         "effect",
-        "give_up",
         "has_begun",
         "key",
         "landed",
@@ -78,7 +76,6 @@ class Flight:
         self.deadline = deadline
         self.after: list[Fact] = []
         self.settle: Callable[[Event, SessionState], Iterable[Event]] | None = None
-        self.give_up: Callable[[str], None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
 

@@ -76,7 +76,7 @@ async def vet_input(desk: Desk, flight: Flight, number: int) -> InputChanged:
         return False
 
     try:
-        stop = await Consultation(desk, moment, take, flight.after, give_up=flight.give_up).ask(desk.hooks.input)
+        stop = await Consultation(desk, moment, take, flight.after).ask(desk.hooks.input)
     except HookFailed as failed:
         return InputChanged(number, blocked=str(failed), by=failed.hook.name)
     if blocked:
@@ -109,7 +109,7 @@ async def before_model(
         return True
 
     try:
-        stop = await Consultation(desk, moment, take, flight.after, give_up=flight.give_up).ask(desk.hooks.before_model)
+        stop = await Consultation(desk, moment, take, flight.after).ask(desk.hooks.before_model)
     except HookFailed as failed:
         return ModelFailed("internal", str(failed))
     if stop is not None:
@@ -131,7 +131,7 @@ async def after_model(desk: Desk, flight: Flight, request: ModelRequest, respons
                 return refuse(hook, item)
         return False
 
-    asked = Consultation(desk, moment, take, flight.after, fails_open=True, give_up=flight.give_up)
+    asked = Consultation(desk, moment, take, flight.after, fails_open=True)
     await asked.ask(desk.hooks.after_model)
     return moment.response
 
@@ -166,7 +166,7 @@ async def judge_gates(desk: Desk, flight: Flight, moment: CallMoment, said: Judg
         return said
     gate = Gate(moment, said)
     try:
-        asked = Consultation(desk, moment, gate.take, flight.after, give_up=flight.give_up)
+        asked = Consultation(desk, moment, gate.take, flight.after)
         stop = await asked.ask(desk.hooks.tool_gate)
     except HookFailed as failed:
         gate.deny(failed.hook, str(failed))
@@ -215,7 +215,7 @@ async def before_tool(desk: Desk, flight: Flight, moment: CallMoment) -> dict[st
         return True
 
     try:
-        stop = await Consultation(desk, moment, take, flight.after, give_up=flight.give_up).ask(desk.hooks.before_tool)
+        stop = await Consultation(desk, moment, take, flight.after).ask(desk.hooks.before_tool)
     except HookFailed as failed:
         return CallEnded(moment.call, "denied", (Text(f"{failed} The call was not carried out."),))
     if stop is not None:
@@ -244,7 +244,7 @@ async def after_tool(
                 return refuse(hook, item)
         return False
 
-    asked = Consultation(desk, moment, take, flight.after, fails_open=True, give_up=flight.give_up)
+    asked = Consultation(desk, moment, take, flight.after, fails_open=True)
     await asked.ask(desk.hooks.after_tool)
     for kept in artifacts:
         await kept.flush()
@@ -277,7 +277,7 @@ async def before_compaction(desk: Desk, flight: Flight, action: CompactHistory) 
                 return refuse(hook, item)
         return True
 
-    asked = Consultation(desk, moment, take, flight.after, fails_open=True, give_up=flight.give_up)
+    asked = Consultation(desk, moment, take, flight.after, fails_open=True)
     stop = await asked.ask(desk.hooks.compaction)
     if stop is not None:
         return HistoryCompacted(state.view, action.cause, error=clean_text(stop.why) or "a hook stopped the run")
@@ -310,7 +310,7 @@ async def natural_end(desk: Desk, flight: Flight, end: RunEnded) -> Event:
         return bool(pushed)
 
     try:
-        asked = Consultation(desk, moment, take, flight.after, give_up=flight.give_up)
+        asked = Consultation(desk, moment, take, flight.after)
         stop = await asked.ask(desk.hooks.natural_end)
     except HookFailed:
         return end

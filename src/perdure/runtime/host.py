@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Any
 from weakref import WeakValueDictionary
@@ -12,7 +13,6 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from perdure.core.accept import accept
-from perdure.core.actions import CompactHistory
 from perdure.core.commands import Command, CompactView
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StaleEpoch, UsageError
 from perdure.core.events import Event, HistoryCompacted, Origin, SessionOpened
@@ -25,13 +25,13 @@ from perdure.core.views import Pending, summarise
 from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
 from perdure.runtime.agent import Agent, Binding, bind
 from perdure.runtime.desk import Desk
+from perdure.runtime.directives import Fact, in_turn
 from perdure.runtime.drive import Driver
-from perdure.runtime.flight import Flight
 from perdure.runtime.given import given_plain
 from perdure.runtime.log import Change, SessionLog, as_kept
 from perdure.runtime.observers import tell_session_end
-from perdure.runtime.perform import perform
-from perdure.runtime.perform_compaction import NOTHING
+from perdure.runtime.perform import compact_aside
+from perdure.runtime.perform_compaction import NOTHING, OVERTAKEN, failed
 from perdure.runtime.shared_state import SHARED, SharedState
 from perdure.runtime.world import World, schema_key
 
@@ -190,10 +190,13 @@ class Host:
 
     async def request(self, log: SessionLog, command: Command) -> tuple[Event, ...]:
         """Makes a command a fact, or raises why not. Who asks never claims: the driver hears of it."""
+        return await self._place(log, lambda state: accept(state, command))
+
+    async def _place(self, log: SessionLog, decide: Callable[[SessionState], Sequence[Event]]) -> tuple[Event, ...]:
         for _ in range(MAX_TRIES):
             state = log.state
             try:
-                events = accept(state, command)
+                events = decide(state)
             except PerdureError:
                 await log.refresh()
                 if log.state is state:
@@ -208,7 +211,7 @@ class Host:
                     return ()
                 continue
             try:
-                events = await log.propose(lambda state: map(as_kept, accept(state, command)))
+                events = await log.propose(lambda state: map(as_kept, decide(state)))
             except (Conflict, Refused, NotFound):
                 # Refused by what has happened meanwhile, here or elsewhere: look again before saying so.
                 await log.refresh()
@@ -222,21 +225,23 @@ class Host:
         binding = self._bindings.get(log.state.agent)
         if binding is None:
             raise UsageError(f"The agent {log.state.agent!r} is not known here; pass it in agents=[…].")
+        shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
         await log.refresh()
         for tries_left in reversed(range(COMPACT_TRIES)):
-            notes: list[Event] = []
-            desk = Desk(log, binding, self.world, notes.append, lambda command: None, 0)
-            event = await perform(desk, Flight(CompactHistory("request", log.state.view)))
-            assert isinstance(event, HistoryCompacted)
-            if notes:
-                await log.propose(lambda _, notes=notes: notes)
+            notes: list[Fact] = []
+            desk = Desk(log, binding, self.world, notes.append, lambda command: None, 0, shared)
+            event, after = await compact_aside(desk)
+            event, facts = replace(event, by=by), [*notes, *after]
             if event.error == NOTHING:
+                await self._place(log, partial(in_turn, facts=facts))
                 return None
             try:
-                await self.request(log, CompactView(replace(event, by=by)))
-                return replace(event, by=by)
+                await self._place(log, partial(_compacted, event, facts))
+                return event
             except Conflict:
-                # The run has compacted it meanwhile, or it went back.
+                # The run has compacted it meanwhile, or it went back; what was said and paid stays.
+                lost = [failed(event, OVERTAKEN)] if event.usage.total else []
+                await self._place(log, partial(in_turn, facts=[*lost, *facts]))
                 if not tries_left:
                     raise
         return None
@@ -396,3 +401,7 @@ def check_data(binding: Binding, id: str, data: object) -> None:
             codec.decode(data)
         except ValueError as error:
             raise UsageError(f"The data of session {id!r} does not fit the tool {tool!r}: {error}") from None
+
+
+def _compacted(event: HistoryCompacted, facts: Sequence[Fact], state: SessionState) -> list[Event]:
+    return in_turn(state, [*accept(state, CompactView(event)), *facts])

@@ -39,8 +39,6 @@ class Observers:
         self._desk = desk
         self._note = note
         self._through = through
-        self._asked: Consultation | None = None
-        self._after: list[Fact] = []
         self._hooks = desk.hooks
         self._queue: deque[Told] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -122,25 +120,12 @@ class Observers:
         while self._queue:
             hooks, moment = self._queue[0]
             after: list[Fact] = []
-            asked = Consultation(self._desk, moment, refuse, after, fails_open=True, give_up=self._leave)
-            self._asked, self._after = asked, after
-            await asked.ask(hooks)
+            await Consultation(self._desk, moment, refuse, after, fails_open=True).ask(hooks)
             self._queue.popleft()
             if after:
                 self._note(after)
         self._task = None
         self._through()
-
-    def _leave(self, reason: str) -> None:
-        """Leaves one behind that neither answers nor ends, and goes on with the others."""
-        hooks, moment = self._queue[0]
-        at = self._asked.at if self._asked else 0
-        late = hooks[at]
-        failed = Noted("hook_failed", {"hook": late.name, "phase": late.phase, "detail": reason})
-        self._note((*self._after, failed))
-        moment.here.wishes = None
-        self._queue[0] = (hooks[at + 1 :], moment)
-        self._begin()
 
 
 async def tell_session_end(log: SessionLog, binding: Binding, world: World, shared: SharedState | None) -> None:
@@ -149,9 +134,7 @@ async def tell_session_end(log: SessionLog, binding: Binding, world: World, shar
     for hook in desk.hooks.session_end:
         after: list[Fact] = []
         moment = SessionMoment(desk.here(log.state.runs))
-        left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        asked = Consultation(desk, moment, refuse, after, fails_open=True, give_up=left.set_result)
-        await asyncio.wait((asyncio.ensure_future(asked.ask((hook,))), left), return_when=asyncio.FIRST_COMPLETED)
+        await Consultation(desk, moment, refuse, after, fails_open=True).ask((hook,))
         for fact in after:
             if isinstance(fact, Noted) and fact.kind == "hook_failed":
                 asyncio.get_running_loop().call_exception_handler(

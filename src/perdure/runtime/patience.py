@@ -1,13 +1,15 @@
 """User code that is asked something: what it answers, within its time.
 
 Rule: it runs in the task that asks, so that its own time-outs and tasks are what it thinks they are. What does not wait
-for anything costs no timer.
+for anything costs no timer. What is late is cancelled, and what will not end either is cut off where it waits: whoever
+asked goes on in any case.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from contextlib import suppress
 from types import CoroutineType, coroutine
 from typing import Any
 
@@ -52,25 +54,15 @@ def begun(answer: Any) -> Any:
         raise Unanswered(BY_ITSELF) from None
 
 
-async def finished(clock: Clock, seconds: float, rest: Rest, give_up: Callable[[str], None] | None = None) -> Any:
-    """What comes of it; Unanswered if it raises or is late.
-
-    `give_up` is called with the reason where it is late and will not end either: whoever waits is to wait no more.
-    """
+async def finished(clock: Clock, seconds: float, rest: Rest) -> Any:
+    """What comes of it; Unanswered if it raises or is late."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
-    late = _Late(clock, seconds, task, give_up)
+    late = _Late(clock, seconds, task)
     try:
-        try:
-            return await _stepped(rest.steps, rest.awaited, late)
-        finally:
-            if late.is_left:
-                # It ended after all, but nobody waits any more: nothing may follow from it.
-                raise asyncio.CancelledError
+        return await _stepped(rest.steps, rest.awaited, late)
     except asyncio.CancelledError:
-        if late.is_left:
-            raise
         if late.is_late and task.uncancel() <= before:
             raise Unanswered(late.reason) from None
         if task.cancelling() > before:
@@ -81,20 +73,18 @@ async def finished(clock: Clock, seconds: float, rest: Rest, give_up: Callable[[
 
 
 class _Late:
-    """The timer of one answer; armed only when the answer has to be waited for."""
+    """The timer of one answer; armed only when the answer has to be waited for. `wait` is what it waits for now."""
 
-    __slots__ = ("_clock", "_give_up", "_seconds", "_task", "_timer", "is_late", "is_left")
+    __slots__ = ("_clock", "_seconds", "_task", "_timer", "is_late", "is_over", "wait")
 
-    def __init__(
-        self, clock: Clock, seconds: float, task: asyncio.Task[Any], give_up: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, clock: Clock, seconds: float, task: asyncio.Task[Any]) -> None:
         self._clock = clock
         self._seconds = seconds
         self._task = task
-        self._give_up = give_up
         self._timer: Timer | None = None
         self.is_late = False
-        self.is_left = False
+        self.is_over = False
+        self.wait: _Wait | None = None
 
     @property
     def reason(self) -> str:
@@ -110,13 +100,29 @@ class _Late:
     def _tell(self) -> None:
         self.is_late = True
         self._task.cancel()
-        if self._give_up is not None:
-            self._timer = self._clock.call_later(GRACE, self._leave)
+        self._timer = self._clock.call_later(GRACE, self._cut_off)
 
-    def _leave(self) -> None:
-        self.is_left = True
-        if self._give_up is not None:
-            self._give_up(self.reason)
+    def _cut_off(self) -> None:
+        self.is_over = True
+        if self.wait is not None:
+            self.wait.let_go()
+
+
+class _Wait(asyncio.Future[None]):
+    """Ends with what is awaited, and is cancelled through it; but who waits can be let go before."""
+
+    def __init__(self, awaited: asyncio.Future[Any]) -> None:
+        super().__init__(loop=awaited.get_loop())
+        self._awaited = awaited
+        awaited.add_done_callback(self.let_go)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        return not self.done() and self._awaited.cancel(msg)
+
+    def let_go(self, _: object = None) -> None:
+        if not self.done():
+            self._awaited.remove_done_callback(self.let_go)
+            self.set_result(None)
 
 
 @coroutine
@@ -126,8 +132,20 @@ def _stepped(steps: Generator[Any, Any, Any], awaited: Any, late: _Late) -> Gene
     try:
         while True:
             try:
-                sent = yield awaited
-            except BaseException as error:  # noqa: BLE001 - handed on to where it belongs
+                if getattr(awaited, "_asyncio_future_blocking", False):
+                    # As a task does that takes a future over from a coroutine.
+                    awaited._asyncio_future_blocking = False
+                    late.wait = _Wait(awaited)
+                    sent = yield from late.wait
+                else:
+                    sent = yield awaited
+                if late.is_over:
+                    raise asyncio.CancelledError
+            except BaseException as error:
+                if late.is_over:
+                    with suppress(Exception, SystemExit, asyncio.CancelledError):
+                        steps.close()
+                    raise
                 awaited = steps.throw(error)
             else:
                 awaited = steps.send(sent)
@@ -135,3 +153,4 @@ def _stepped(steps: Generator[Any, Any, Any], awaited: Any, late: _Late) -> Gene
         return end.value
     finally:
         late.disarm()
+        late.wait = None

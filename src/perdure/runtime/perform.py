@@ -20,7 +20,8 @@ from perdure.core.events import (
     RunEnded,
 )
 from perdure.core.fold import evolve
-from perdure.runtime.desk import Desk
+from perdure.runtime.desk import Desk, describe
+from perdure.runtime.directives import Fact
 from perdure.runtime.flight import Flight
 from perdure.runtime.hook_phases import before_compaction, natural_end, vet_input
 from perdure.runtime.log import as_kept
@@ -30,11 +31,16 @@ from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_compaction import NO_PROGRESS, compact_history
 from perdure.runtime.perform_model import call_model, number_calls
 from perdure.runtime.vetting import vet_answer, vet_words
+from perdure.runtime.waste import Waste
 
 
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     action, stand_in = flight.action, desk.world.stand_in
+    if isinstance(action, CallModel):
+        desk.waste = Waste()
+    elif isinstance(action, CompactHistory):
+        desk.aside = Waste()
     event = await stand_in(desk, action) if stand_in is not None else None
     if event is not None:
         pass
@@ -51,6 +57,19 @@ async def perform(desk: Desk, flight: Flight) -> Event:
     if isinstance(event, HistoryCompacted) and not event.tokens_before:
         event = _counted(desk, event)
     return as_kept(event)
+
+
+async def compact_aside(desk: Desk) -> tuple[HistoryCompacted, list[Fact]]:
+    """A compaction that no run asks for: as in a run, whatever goes wrong is its event; and the facts that follow."""
+    flight = Flight(CompactHistory("request", desk.log.state.view))
+    try:
+        event = await perform(desk, flight)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - middleware is user code
+        event = flight.failed(describe(error))
+        if isinstance(event, HistoryCompacted):
+            event = _counted(desk, replace(event, usage=desk.aside.usage, cost_usd=desk.aside.cost_usd))
+    assert isinstance(event, HistoryCompacted)
+    return event, flight.after
 
 
 def _counted(desk: Desk, event: HistoryCompacted) -> HistoryCompacted:

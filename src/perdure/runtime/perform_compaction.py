@@ -32,6 +32,7 @@ from perdure.runtime.waste import Waste, price_of
 LONGEST_COMPACTION = 300.0
 """In seconds; nobody waits for ever for a summary."""
 NOTHING = "there is nothing to leave out"
+OVERTAKEN = "the view of the conversation has changed meanwhile"
 NO_ROOM = "the limits of the run leave no room for a summary"
 NO_PROGRESS = "the summary would not be shorter than what it stands for"
 WORTH_A_SUMMARY = 200
@@ -72,8 +73,8 @@ async def compact_history(desk: Desk, action: CompactHistory) -> HistoryCompacte
         return await within(desk.world.clock, LONGEST_COMPACTION, _compact(desk, state, action))
     except TimeoutError:
         error = f"it took longer than {LONGEST_COMPACTION:.0f} s"
-    except Exception as failed:  # noqa: BLE001 - compactors, counters and models are user code
-        error = describe(failed)
+    except Exception as wrong:  # noqa: BLE001 - compactors, counters and models are user code
+        error = describe(wrong)
     spent = desk.aside
     return HistoryCompacted(state.view, action.cause, error=error, usage=spent.usage, cost_usd=spent.cost_usd)
 
@@ -92,14 +93,14 @@ async def _compact(desk: Desk, state: SessionState, action: CompactHistory) -> H
         summary = await _summarise(desk, state, gone, event)
         paid = replace(event, model=summary.model, usage=summary.usage, cost_usd=summary.cost_usd)
         if summary.error:
-            return _failed(paid, summary.error)
+            return failed(paid, summary.error)
         event = replace(paid, parts=(Text(summary.text),) if summary.text else ())
     after = await _measured(desk, meter, partial(meter.view, state, event))
     event = replace(event, tokens_after=after)
-    return event if after < event.tokens_before else _failed(event, NO_PROGRESS)
+    return event if after < event.tokens_before else failed(event, NO_PROGRESS)
 
 
-def _failed(event: HistoryCompacted, error: str) -> HistoryCompacted:
+def failed(event: HistoryCompacted, error: str) -> HistoryCompacted:
     """It changes nothing, so it says nothing of what it would have changed."""
     return replace(event, start=0, stop=0, parts=(), ledger=(), pruned=(), error=error)
 
@@ -196,7 +197,9 @@ async def _ask_models(desk: Desk, state: SessionState, given: ToCompact) -> Summ
         came = await Ladder(desk, turn, models, request, None, aside="compaction").climb()
         waste.join(came.waste)
         if isinstance(came, Answered):
-            return _summary_of(came, prompt, waste)
+            summary = _summary_of(came, prompt, waste)
+            desk.aside = Waste(summary.usage, summary.cost_usd)
+            return summary
         reason = f"{came.kind}: {came.detail}"
         if came.kind != "context_too_long":
             break

@@ -65,8 +65,12 @@ async def call_model(desk: Desk, flight: Flight, action: CallModel) -> Event:
             came.kind, came.detail, wasted=wasted, cost_usd=came.waste.cost_usd if wasted.total else None
         )
     if desk.hooks.after_model:
+        usage = _settle(run, state, came.response.usage, AssistantMessage(came.response.parts))
+        desk.waste = Waste(usage + came.waste.usage, _cost(came, usage))
         came = replace(came, response=await after_model(desk, flight, request, came.response))
-    return _responded(desk, state, run, came)
+    event = _responded(desk, state, run, came)
+    desk.waste = Waste(event.usage + event.wasted, event.cost_usd)
+    return event
 
 
 def _within_room(request: ModelRequest, max_tokens: int | None) -> ModelRequest:
@@ -188,8 +192,7 @@ def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -
     calls = bool(message.calls)
     output, invalid = (None, "") if calls else _check_output(desk, run, message.text)
     stop = "calls" if calls and response.stop == "end" else response.stop
-    cost = price_of(model, usage)
-    if cost is None and run.limits.cost_usd is not None and run.is_priced:
+    if run.limits.cost_usd is not None and run.is_priced and price_of(model, usage) is None:
         # Money does not limit what has no price: once in a run, somebody has to be told.
         desk.note(Noted("price_unknown", {"model": model.name, "limit": run.limits.cost_usd}))
     return ModelResponded(
@@ -197,11 +200,17 @@ def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -
         model="" if model.name == run.model else model.name,
         stop=stop,
         usage=usage,
-        cost_usd=None if cost is None or came.waste.cost_usd is None else cost + came.waste.cost_usd,
+        cost_usd=_cost(came, usage),
         output=output,
         invalid=invalid,
         wasted=came.waste.usage,
     )
+
+
+def _cost(came: Answered, usage: Usage) -> float | None:
+    """Of the answer, and of the attempts before it."""
+    cost = price_of(came.model, usage)
+    return None if cost is None or came.waste.cost_usd is None else cost + came.waste.cost_usd
 
 
 def number_calls(parts: Iterable[AnswerPart], last: int) -> tuple[AnswerPart, ...]:

@@ -14,7 +14,7 @@ import msgspec
 from perdure.core.errors import UsageError
 from perdure.runtime.context import ToolContext
 from perdure.runtime.guardrails import Guardrail
-from perdure.runtime.hooks import PHASES, Hooks, HookSet, gather_hooks
+from perdure.runtime.hooks import Hooks, HookSet, gather_hooks
 from perdure.runtime.tools import Tool, as_tool, check_names
 from perdure.runtime.wishes import StateKey
 
@@ -42,7 +42,7 @@ class Plugin:
 class Assembled(msgspec.Struct, frozen=True, eq=False):
     """An agent and its plug-ins, taken together.
 
-    `is_worded`: instructions have to be worked out for each request. `is_extended`: somebody is asked or told.
+    `is_worded`: instructions have to be worked out for each request.
     """
 
     tools: tuple[Tool[..., Any], ...]
@@ -52,7 +52,6 @@ class Assembled(msgspec.Struct, frozen=True, eq=False):
     instructions: tuple[Words, ...]
     context: tuple[Words, ...]
     is_worded: bool
-    is_extended: bool
 
     @property
     def vets_input(self) -> bool:
@@ -98,7 +97,6 @@ def assemble(own: Own, plugins: Sequence[Plugin], hooks: Sequence[Hooks]) -> Ass
         tuple(part for part in parts if part),
         tuple(part for plugin in plugins for part in plugin.context),
         not all(isinstance(part, str) for part in parts),
-        bool(guardrails) or any(getattr(gathered, phase) for phase in PHASES),
     )
 
 

@@ -18,6 +18,7 @@ from perdure.runtime.guardrails import Guardrail
 from perdure.runtime.media import clean_text
 from perdure.runtime.moments import AnswerMoment, InputMoment, Moment
 from perdure.runtime.patience import Rest, Unanswered, begun, finished
+from perdure.runtime.waste import Waste
 
 
 async def vet_words(desk: Desk, flight: Flight, event: InputChanged) -> InputChanged:
@@ -40,6 +41,7 @@ async def vet_words(desk: Desk, flight: Flight, event: InputChanged) -> InputCha
 async def vet_answer(desk: Desk, flight: Flight, action: CallModel, event: ModelResponded) -> Event:
     """An answer, as hooks and middleware left it; one that does not count is paid for, and discarded where shown."""
     moment = AnswerMoment(desk.here(), event.message, event.output)
+    desk.waste = Waste(event.usage + event.wasted, event.cost_usd)
     verdict = await _ask(desk, flight, moment, [(guard, guard.output) for guard in desk.binding.parts.guardrails])
     if verdict is None:
         return event
@@ -58,7 +60,7 @@ async def _ask(
         try:
             verdict = function(moment)
             if isinstance(verdict := begun(verdict), Rest):
-                verdict = await finished(desk.world.clock, guard.timeout, verdict, flight.give_up)
+                verdict = await finished(desk.world.clock, guard.timeout, verdict)
             if verdict is None or verdict is True:
                 continue
             if verdict is False:

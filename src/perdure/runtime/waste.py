@@ -23,9 +23,9 @@ class Waste:
 
     __slots__ = ("cost_usd", "usage")
 
-    def __init__(self) -> None:
-        self.usage = Usage()
-        self.cost_usd: float | None = 0.0
+    def __init__(self, usage: Usage | None = None, cost_usd: float | None = 0.0) -> None:
+        self.usage = usage or Usage()
+        self.cost_usd = cost_usd
 
     def join(self, other: Waste) -> None:
         self.usage += other.usage
