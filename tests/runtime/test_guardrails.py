@@ -374,3 +374,26 @@ async def test_an_answer_is_paid_for_although_middleware_breaks_on_it(memory: St
         result = await soon((await runtime.open(agent)).run("go"))
         assert result.reason == "failed"
         assert (result.usage.total, result.cost_usd) == (1500 * len(model.requests), 1.0 * len(model.requests))
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+async def test_a_guardrail_that_will_not_end_refuses(memory: Store, side: str) -> None:
+    async def stubborn(moment: Any) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+
+    clock, model = ManualClock(), ScriptedModel(["The secret."], usage=Usage(40, 10))
+    agent = Agent(name="clerk", model=model, guardrails=[Guardrail(**{side: stubborn}, timeout=7)])
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        session = await runtime.open(agent, id="x")
+        run = await session.start("My words.")
+        await turned(clock, lambda: bool(session.state.ended), step=2)
+        result = await run
+        assert result.reason == "refusal"
+        assert "longer than 7 s" in result.detail
+        assert result.usage.total == 50 * len(model.requests) == (50 if side == "output" else 0)
+        assert len(await events(session, Noted, kind="hook_failed")) == 1
+        assert "secret" not in await written(runtime)

@@ -34,7 +34,6 @@ from perdure.core.errors import Conflict, StaleEpoch, StoreError
 from perdure.core.events import (
     CallEnded,
     Event,
-    HistoryCompacted,
     ModelFailed,
     ModelResponded,
     RunEnded,
@@ -51,7 +50,7 @@ from perdure.runtime.hook_phases import may_push
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.observers import Observers
-from perdure.runtime.perform import perform
+from perdure.runtime.perform import paid, perform
 from perdure.runtime.perform_check import check_now
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
@@ -327,9 +326,9 @@ class Driver:
             if self._grounded:
                 raise
             event = flight.broken_off() if flight.cause else flight.failed("it cancelled itself")
-            event = self._paid(event)
+            event = paid(self._desk, event)
         except BaseException as error:  # noqa: BLE001 - models, tools and middleware are user code, and must land
-            event = self._paid(flight.failed(describe(error)))
+            event = paid(self._desk, flight.failed(describe(error)))
         self._land(flight, event)
 
     def _land(self, flight: Flight, event: Event) -> None:
@@ -407,16 +406,7 @@ class Driver:
     def _abandon(self, flight: Flight) -> None:
         if not flight.landed and flight.task is not None:
             flight.task.cancel()
-            self._land(flight, self._paid(flight.broken_off()))
-
-    def _paid(self, event: Event) -> Event:
-        """What a model had said until work came to nothing is paid for."""
-        waste, aside = self._desk.waste, self._desk.aside
-        if isinstance(event, HistoryCompacted) and aside.usage.total:
-            return replace(event, usage=aside.usage, cost_usd=aside.cost_usd)
-        if isinstance(event, ModelFailed) and waste.usage.total:
-            return replace(event, wasted=waste.usage, cost_usd=waste.cost_usd)
-        return event
+            self._land(flight, paid(self._desk, flight.broken_off()))
 
     async def _ground(self) -> None:
         """Stops what is still under way, without a word in the log: the next driver finds the open intents."""

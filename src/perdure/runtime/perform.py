@@ -65,11 +65,22 @@ async def compact_aside(desk: Desk) -> tuple[HistoryCompacted, list[Fact]]:
     try:
         event = await perform(desk, flight)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - middleware is user code
-        event = flight.failed(describe(error))
-        if isinstance(event, HistoryCompacted):
-            event = _counted(desk, replace(event, usage=desk.aside.usage, cost_usd=desk.aside.cost_usd))
+        event = paid(desk, flight.failed(describe(error)))
     assert isinstance(event, HistoryCompacted)
-    return event, flight.after
+    return event if event.tokens_before else _counted(desk, event), flight.after
+
+
+def paid(desk: Desk, event: Event) -> Event:
+    """What a model had said until work came to nothing is paid for, if a log can hold what it says it cost."""
+    waste, aside = desk.waste, desk.aside
+    try:
+        if isinstance(event, HistoryCompacted) and aside.usage.total:
+            return as_kept(replace(event, usage=aside.usage, cost_usd=aside.cost_usd))
+        if isinstance(event, ModelFailed) and waste.usage.total:
+            return as_kept(replace(event, wasted=waste.usage, cost_usd=waste.cost_usd))
+    except Exception:  # noqa: BLE001 - models say what they want
+        return event
+    return event
 
 
 def _counted(desk: Desk, event: HistoryCompacted) -> HistoryCompacted:
