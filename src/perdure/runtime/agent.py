@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from perdure.core.codec import digest_of, encode_json
@@ -134,6 +135,11 @@ class Binding:
     parts: Assembled
     offered: tuple[ToolSpec, ...]
     summarisers: tuple[Model, ...] = ()
+
+    @cached_property
+    def hides(self) -> bool:
+        """Whether there are tools that the model does not see in every turn."""
+        return any(tool.hidden or tool.deferred for tool in self.offered)
 
 
 def bind(

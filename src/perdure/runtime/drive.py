@@ -194,12 +194,6 @@ class Driver:
     def _take(self, action: Action, change: Change, starts: list[Flight], checking: set[int]) -> bool:
         """Does what can be done at once and prepares the rest; True if the change grew."""
         match action:
-            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched_end(end, change.after):
-                return self._prepare(EndRun(end), starts)
-            case AppendEvents(events=events):
-                change.add(events)
-            case VetInput() | CompactHistory() | EndRun():
-                return self._prepare(action, starts)
             case CallModel():
                 intent, flight = intend_model(self._desk, action, change.after)
                 change.add((intent,))
@@ -218,7 +212,11 @@ class Driver:
                     starts.append(Flight(action, state=change.after))
                     return False
                 change.add(in_turn(change.after, [checked, *after]) if after else (checked,))
-            case EndOperation():
+            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched_end(end, change.after):
+                return self._prepare(EndRun(end), starts)
+            case AppendEvents(events=events):
+                change.add(events)
+            case VetInput() | CompactHistory() | EndRun() | EndOperation():
                 return self._prepare(action, starts)
             case StartRun(inputs=(first, *_)) if self._binding.spec.vets_input and first not in change.after.vetted:
                 if change.after.early_stop is not None:

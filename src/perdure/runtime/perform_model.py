@@ -105,7 +105,11 @@ def turn_models(desk: Desk, run: RunState, override: str = "") -> tuple[Model, .
 async def _build_request(
     desk: Desk, state: SessionState, run: RunState, action: CallModel, max_tokens: int | None
 ) -> ModelRequest:
-    around = await _surround(desk, state, run, action)
+    parts = desk.binding.parts
+    if parts.is_worded or parts.context or desk.binding.agent.context:
+        around = await _surround(desk, state, run, action)
+    else:
+        around = Surroundings(_words_of(desk, state), suffix=behind(state, action.turn))
     wished = action.next.settings if action.next else None
     settings = run.settings.merged(wished).merged(action.settings)
     if max_tokens is not None and max_tokens != settings.max_tokens:
@@ -127,11 +131,8 @@ async def _build_request(
 async def _surround(desk: Desk, state: SessionState, run: RunState, action: CallModel) -> Surroundings:
     """The instructions, and what else the request carries beside the conversation."""
     parts = desk.binding.parts
-    # A run keeps the words that it began with.
-    instructions = state.spec.instructions if state.spec else desk.binding.spec.instructions
+    instructions = _words_of(desk, state)
     sources = (*desk.binding.agent.context, *parts.context)
-    if not (parts.is_worded or sources):
-        return Surroundings(instructions, suffix=behind(state, action.turn))
     context: ToolContext[Any, Any] = ToolContext(
         deps=desk.world.deps,
         data=state.data,
@@ -144,6 +145,11 @@ async def _surround(desk: Desk, state: SessionState, run: RunState, action: Call
     if parts.is_worded:
         instructions = "\n\n".join(await _words(context, parts.instructions))
     return await gather(sources, instructions, state, action.turn, context)
+
+
+def _words_of(desk: Desk, state: SessionState) -> str:
+    """A run keeps the words that it began with."""
+    return state.spec.instructions if state.spec else desk.binding.spec.instructions
 
 
 async def _words(context: ToolContext[Any, Any], given: Sequence[Words]) -> list[str]:
@@ -166,6 +172,9 @@ def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | N
     """
     binding, policy = desk.binding, desk.binding.agent.policy
     tools = binding.offered
+    is_plain = next is None and not (run.tools or state.has_spilled or binding.hides)
+    if is_plain and state.spec_digest == binding.digest:
+        return tools
     if state.spec is not None and state.spec_digest != binding.digest:
         kept = [tool for tool in state.spec.tools if tool.name in binding.tools]
         tools = tuple(tool for tool in kept if not policy.forbids(tool.name))

@@ -69,7 +69,8 @@ async def gather(
 
 def behind(state: SessionState, turn: int, texts: Sequence[str] = ()) -> tuple[Message, ...]:
     """What stands at the end of the request: these texts, and what is due."""
-    return _message([*texts, *_due(state, turn)])
+    due = _due(state, turn)
+    return _message([*texts, *due]) if texts or due else ()
 
 
 async def _ask(source: ContextSource, number: int, context: ToolContext[Any, Any]) -> list[ContextMessage]:
@@ -107,7 +108,9 @@ def _due(state: SessionState, turn: int) -> list[str]:
     if run is None:
         return []
     reminders = state.spec.reminders if state.spec else ()
-    results = _last_results(state) if reminders else ()
+    if not reminders:
+        return _notice(run, turn)
+    results = _last_results(state)
     due = [reminder.text for reminder in reminders if _calls_for(reminder, results, turn)]
     return [*due, *_notice(run, turn)]
 
