@@ -67,7 +67,9 @@ def start_after_cancel(evidence: Evidence) -> Evidence:
 
 def redo(what: str, tool: str, **changed: object) -> Damage:
     def redone(evidence: Evidence) -> Evidence:
-        deed = next(deed for deed in evidence.deeds if (deed.what, deed.tool) == (what, tool))
+        # Of calls in threads, which wrote first is chance.
+        deeds = [deed for deed in evidence.deeds if (deed.what, deed.tool) == (what, tool)]
+        deed = min(deeds, key=lambda deed: deed.call)
         return replace(evidence, deeds=[*evidence.deeds, replace(deed, **changed)])
 
     return redone

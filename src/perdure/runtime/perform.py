@@ -42,12 +42,10 @@ async def perform(desk: Desk, flight: Flight) -> Event:
     elif isinstance(action, CompactHistory):
         desk.aside = Waste()
     event = await stand_in(desk, action) if stand_in is not None else None
-    if event is not None:
-        pass
-    elif desk.layers:
+    if event is None and desk.layers:
         innermost = partial(_perform, desk, flight)
         event = _fitting(desk, flight, await compose(desk.layers, innermost)(action))
-    else:
+    elif event is None:
         event = await _perform(desk, flight, action)
     if desk.binding.parts.guardrails:
         if isinstance(action, CallModel) and isinstance(event, ModelResponded):
