@@ -134,6 +134,13 @@ def test_a_history_from_elsewhere(recorded: Command) -> None:
     (perdure.folder / "h.json").write_text("{}")
     wrong = perdure.call("sessions", "import", "h.json", "--history", "-a", "agents.py:clerk", code=2).stderr
     assert "no JSON list of messages" in wrong
+    for text, sentence in (('[{"foo": 1}]', "has no role"), ("[]", "nothing to import")):
+        (perdure.folder / "h.json").write_text(text)
+        refused = perdure.call(
+            "sessions", "import", "h.json", "--history", "-a", "agents.py:clerk", "--id", "none", code=2
+        )
+        assert sentence in refused.stderr
+    assert "none" not in perdure("sessions", "list"), "what is refused leaves no session behind"
 
 
 def test_replays_show_what_differs(recorded: Command) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.core.events import (
+    CallEnded,
     Event,
     HistoryCut,
     HistoryImported,
@@ -30,7 +31,9 @@ from perdure.core.transcript import unpaired
 from perdure.core.views import summarise
 from perdure.core.window import estimate_view, ledger_of
 from tests.core.logs import (
+    allowed,
     answered,
+    asking,
     asks_for,
     called,
     compacted,
@@ -305,3 +308,20 @@ def test_rejected_words_are_not_kept_and_what_to_do_better_is() -> None:
     assert words(state) == ["input 1", "Be polite."]
     assert (state.usage.total, state.cost_usd, kinds(state)) == (7, 0.2, "UU")
     assert state.estimated_tokens == estimate_view(state.history)
+
+
+@pytest.mark.parametrize(
+    ("effect", "is_started", "outcome", "words"),
+    [
+        ("read", False, "superseded", "forked before this call started"),
+        ("read", True, "superseded", "forked while this call was under way"),
+        ("once", True, "unknown", "the session was forked while it was under way"),
+    ],
+)
+def test_a_fork_says_of_open_calls_what_is_so(effect: Any, is_started: bool, outcome: str, words: str) -> None:
+    past = folded(asking("a"), started(1, effect) if is_started else allowed(1))
+    events = fork_events(past, SessionOpened("u2", "fork", "clerk"))
+    (closed,) = [event for event in events if isinstance(event, CallEnded)]
+    (part,) = closed.parts
+    assert isinstance(part, Text)
+    assert (closed.outcome, words in part.text, "died" in part.text) == (outcome, True, False)

@@ -30,8 +30,8 @@ from perdure.core.messages import AssistantMessage, Media, Text, ToolMessage, Us
 from perdure.core.specs import Window
 from perdure.core.transcript import unpaired
 from perdure.core.window import SUMMARY
-from perdure.events import ModelCalled, ModelResponded, Noted, RunEnded
-from perdure.ports import ModelRequest, ModelResponse, Record, Store
+from perdure.events import ModelCalled, ModelResponded, Noted, RunEnded, RunStarted
+from perdure.ports import ModelRequest, ModelResponse, ModelTraits, Record, Store
 from perdure.runtime.compaction import PROMPT, Compaction, ToCompact
 from perdure.runtime.perform_compaction import LONGEST_COMPACTION, NO_PROGRESS, NO_ROOM, OVERTAKEN
 from perdure.runtime.tokens import tokenizer
@@ -1008,3 +1008,19 @@ async def test_a_compaction_by_hand_that_was_overtaken_is_paid_for_and_what_it_s
         assert first.usage.total > 0
         assert session.state.usage.total == paid + first.usage.total + second.usage.total
         assert len(await events(session, Noted, kind="asked")) >= 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own", "window"),
+    [(5_000, 2_000, 2_000), (1_000, 2_000, 1_000), (None, 2_000, 2_000), (5_000, None, 5_000)],
+)
+async def test_a_window_is_never_wider_than_the_models(
+    memory: Store, wanted: int | None, own: int | None, window: int
+) -> None:
+    model = ScriptedModel(["Done."], traits=ModelTraits(window=own))
+    agent = Agent(name="clerk", model=model, window=Window(tokens=wanted))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        await session.run("go")
+        started = [r.event for r in await session.records() if isinstance(r.event, RunStarted)]
+        assert [event.window for event in started] == [window]
