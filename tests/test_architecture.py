@@ -22,7 +22,7 @@ SOURCE = Path(perdure.__file__).parent
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 8
-CORE_LINES = 1700
+CORE_LINES = 2000
 VOCABULARY = {"messages", "specs", "events", "commands", "actions", "deltas", "errors", "state"}
 """The modules of the core that only declare; the closed unions in them have their own budget."""
 MECHANISMS = {"codec", "shared", "fits", "upcast", "repair"}
@@ -233,14 +233,16 @@ def test_only_append_inserts_records_and_nothing_changes_them() -> None:
 
 
 def test_the_log_of_a_session_is_written_by_drivers_and_commands_alone() -> None:
-    """Whoever holds a SessionLog may append: that is the driver (facts, intents) and the host (commands, openings)."""
+    """Whoever holds a SessionLog may append: the driver (facts, intents), the host (commands, openings), and the post,
+    which opens children.
+    """
     found = {
         module.name
         for module in MODULES
         for node in appends(module)
         if re.search(r"\b(_?log|fork)$", ast.unparse(node.value))
     }
-    assert found == {"runtime/drive.py", "runtime/host.py"}
+    assert found == {"runtime/drive.py", "runtime/host.py", "runtime/post.py"}
 
 
 # The core is pure

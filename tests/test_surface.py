@@ -59,6 +59,8 @@ KINDS = [
     "HistoryImported",
     "InputAccepted",
     "InputChanged",
+    "MessageSent",
+    "MessageSettled",
     "ModelCalled",
     "ModelFailed",
     "ModelResponded",

@@ -14,6 +14,8 @@ from perdure.core.events import (
     HistoryImported,
     InputAccepted,
     InputChanged,
+    MessageSent,
+    MessageSettled,
     ModelCalled,
     ModelFailed,
     ModelResponded,
@@ -26,6 +28,7 @@ from perdure.core.events import (
     StateChanged,
     StopRequested,
 )
+from perdure.ports import FromChild
 
 __all__ = [
     "AgentPinned",
@@ -36,11 +39,14 @@ __all__ = [
     "CallStarted",
     "CallSuspended",
     "Event",
+    "FromChild",
     "HistoryCompacted",
     "HistoryCut",
     "HistoryImported",
     "InputAccepted",
     "InputChanged",
+    "MessageSent",
+    "MessageSettled",
     "ModelCalled",
     "ModelFailed",
     "ModelResponded",

@@ -2,7 +2,7 @@
 
 from perdure.core.actions import CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
 from perdure.core.specs import NextTurn, Overrides
-from perdure.runtime.directives import Block, Emit, Result, Retry, Schedule, Stop
+from perdure.runtime.directives import Block, Emit, Result, Retry, Schedule, Send, StartChild, Stop, StopChild
 from perdure.runtime.guardrails import Guardrail
 from perdure.runtime.hooks import Hooks
 from perdure.runtime.middleware import Middleware
@@ -55,9 +55,12 @@ __all__ = [
     "RunMoment",
     "RunTool",
     "Schedule",
+    "Send",
     "SessionMoment",
+    "StartChild",
     "StateKey",
     "Stop",
+    "StopChild",
     "TurnMoment",
     "VetInput",
 ]

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from perdure.core.deltas import ModelDelta
+from perdure.core.deltas import Delta, ModelDelta
 from perdure.core.events import Event
 from perdure.core.messages import JSON, AnswerPart, Message, Plain, StopReason, Usage
 from perdure.core.specs import ModelSettings, ToolSpec
@@ -22,6 +22,22 @@ class Record(Plain, frozen=True):
     at: float
     run: int
     event: Event
+
+
+class FromChild(msgspec.Struct, frozen=True):
+    """What a sub-agent does while its parent is watched: an item of the child's own stream, with where it is from.
+
+    `call` is the parent's call that it works for. Never in the parent's log.
+    """
+
+    session: str
+    agent: str
+    call: int
+    item: Record | Delta | FromChild
+
+
+Item: TypeAlias = Record | Delta | FromChild
+"""What a stream yields."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):

@@ -23,6 +23,7 @@ from perdure.runtime.local import LocalEngine
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.results import RunResult
 from perdure.runtime.session import Session
+from perdure.runtime.subagents import PARENT, ROOT
 from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.transfer import import_exported, read_lines
 from perdure.runtime.world import World
@@ -190,11 +191,13 @@ class Runtime:
         agent: str | None = None,
         status: Status | None = None,
         metadata: dict[str, str] | None = None,
+        children: bool = False,
     ) -> AsyncIterator[SessionRow]:
-        """The sessions that fit, newest first."""
+        """The sessions that fit, newest first; those of sub-agents only if asked for."""
         query = SessionQuery(tenant, agent, status, _checked_metadata(metadata))
         async for row in self._host.rows(query):
-            yield row
+            if children or PARENT not in row.metadata:
+                yield row
 
     async def pending(self, *, tenant: str | None = None) -> list[Pending]:
         """What waits for a decision, over all sessions."""
@@ -345,4 +348,6 @@ def _checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"metadata={{{key!r}: {value!r}}}: keys and values are strings; put the rest in data.")
+        if key in (PARENT, ROOT):
+            raise UsageError(f"metadata={{{key!r}: …}}: this key says where sub-agents belong; take another one.")
     return dict(metadata or {})

@@ -16,7 +16,7 @@ from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict, PerdureError, Refused, StoreError, UsageError
 from perdure.core.state import find_call
 from perdure.core.views import Pending
-from perdure.ports import Record
+from perdure.ports import FromChild, Record
 from perdure.runtime.results import RunResult
 from perdure.runtime.run import Run
 from perdure.runtime.session import Session
@@ -139,6 +139,8 @@ class Shown:
     async def _follow(self, run: Run[Any]) -> None:
         try:
             async for item in run.stream():
+                if isinstance(item, FromChild):
+                    continue
                 if self._held is None:
                     self._view.show(item)
                 else:

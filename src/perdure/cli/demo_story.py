@@ -20,7 +20,7 @@ from perdure.cli.timeline import Timeline
 from perdure.core.errors import Conflict, NotFound
 from perdure.core.events import CallStarted, CallSuspended, RunEnded, RunResumed
 from perdure.core.views import Pending
-from perdure.ports import Record
+from perdure.ports import FromChild, Record
 from perdure.runtime.session import Session
 from perdure.wiring import Runtime
 
@@ -118,6 +118,8 @@ class Story:
 
     async def _watch(self, session: Session[Any]) -> None:
         async for item in session.stream():
+            if isinstance(item, FromChild):
+                continue
             self._timeline.show(item)
             if isinstance(item, Record):
                 self._records.append(item)

@@ -18,11 +18,15 @@ from perdure.core.commands import (
     CutHistory,
     Decide,
     DecideAll,
+    EndChild,
     ExpireCalls,
     ImportHistory,
+    SendAgain,
     SendInput,
+    SendMessage,
     StopRun,
 )
+from perdure.core.errands import accept_again, accept_end, accept_message
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import (
     CallDecided,
@@ -70,6 +74,12 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
             return _accept_stop(state, command)
         case CancelBackground():
             return _accept_cancel_background(state, command)
+        case EndChild():
+            return accept_end(state, command)
+        case SendMessage():
+            return accept_message(state, command)
+        case SendAgain():
+            return accept_again(state, command)
         case ChangeSettings(model=model, settings=settings, title=title):
             is_known = model == state.model and settings == state.settings and title in (None, state.title)
             return () if is_known else (SettingsChanged(model, settings, title),)
@@ -111,6 +121,8 @@ def _accept_input(state: SessionState, command: SendInput) -> tuple[Event, ...]:
         overrides=command.overrides,
         at=command.at,
         by=command.by,
+        reply=command.reply,
+        hops=command.hops,
     )
     if command.busy == "interrupt" and command.at is None and state.run and not _is_forced(state.run):
         return (accepted, StopRequested(state.run.run, "interrupt"))
@@ -253,6 +265,6 @@ def _expired_calls(state: SessionState, now: float) -> tuple[Event, ...]:
             reason="nobody decided in time",
             value=call.pause.default_value,
         )
-        for call in (state.run.calls if state.run else ())
+        for call in ((*state.run.calls, *state.run.background) if state.run else ())
         if call.pause and call.pause.expires_at is not None and call.pause.expires_at <= now
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from perdure.core.events import CompactionCause, Event, PauseKind, RunEnded
+from perdure.core.events import CompactionCause, Event, PauseKind, RunEnded, StopCause
 from perdure.core.messages import JSON, Plain
 from perdure.core.specs import ModelSettings, NextTurn
 
@@ -96,6 +96,27 @@ class EndOperation(Plain, frozen=True):
     operation: str
 
 
+class RecallChild(Plain, frozen=True):
+    """Ends the session in which a sub-agent works, and with it the call that waits for it."""
+
+    call: int
+    name: str
+    child: str
+    cause: StopCause
+
+
+class ReportEnd(Plain, frozen=True):
+    """Tells whoever waits for an input's end what came of it."""
+
+    input: int
+
+
+class DeliverMessage(Plain, frozen=True):
+    """Brings a message to its session."""
+
+    message: int
+
+
 class AbortModel(Plain, frozen=True):
     """Breaks off the model's stream."""
 
@@ -120,5 +141,8 @@ Action: TypeAlias = (
     | EndOperation
     | AbortModel
     | AbortCall
+    | RecallChild
+    | ReportEnd
+    | DeliverMessage
     | EndRun
 )

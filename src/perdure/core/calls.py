@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from perdure.core.events import CallAdvanced, CallChecked, CallDecided, CallEnded, CallStarted, CallSuspended, PauseKind
 from perdure.core.messages import JSON, Plain
-from perdure.core.specs import Effect, OnUnknown, ToolKind, Verdict
+from perdure.core.specs import Effect, Limits, OnUnknown, ToolKind, Verdict
 
 CallFact = CallChecked | CallSuspended | CallDecided | CallStarted | CallAdvanced | CallEnded
 
@@ -25,6 +25,7 @@ CallStatus = Literal[
     "answered",  # a decision brought the result
     "started",  # the intent is in the log
     "interrupted",  # started by a driver that is gone
+    "recalled",  # a sub-agent whose time is up
     "ended",
 ]
 
@@ -38,7 +39,7 @@ _CHECKED: dict[Verdict, CallStatus] = {
 
 
 class Call(Plain, frozen=True):
-    """One tool call of the current turn."""
+    """One tool call of the current turn. A sub-agent's began when the run had been active for `since` seconds."""
 
     ordinal: int
     name: str
@@ -68,6 +69,14 @@ class Call(Plain, frozen=True):
     asked_as: PauseKind | None = None
     decision: CallDecided | None = None
     end: CallEnded | None = None
+    child: str = ""
+    granted: Limits | None = None
+    since: float = 0.0
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its session goes on elsewhere while this one waits."""
+        return bool(self.child) and self.status in ("suspended", "recalled")
 
 
 def evolve_call(call: Call, event: CallFact) -> Call:
@@ -86,7 +95,8 @@ def evolve_call(call: Call, event: CallFact) -> Call:
         case CallDecided():
             return _decided(replace(call, decision=event, pause=None), event)
         case CallStarted(effect=effect, on_unknown=on_unknown, attempt=attempt):
-            return replace(call, status="started", effect=effect, on_unknown=on_unknown, attempts=attempt)
+            call = replace(call, status="started", effect=effect, on_unknown=on_unknown, attempts=attempt)
+            return replace(call, child=event.child, granted=event.granted) if event.child else call
         case CallAdvanced(background=True, operation=name):
             return replace(call, background=name)
         case CallAdvanced(operation=operation, expires_at=expires_at):
@@ -122,6 +132,8 @@ def _decided(call: Call, event: CallDecided) -> Call:
     match event.decision:
         case "approve" | "retry":
             return replace(call, status="allowed")
+        case "deny" if call.asked_as == "child":
+            return replace(call, status="recalled", reason=event.reason)
         case "deny":
             return replace(call, status="refused", reason=event.reason)
         case "edit":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from perdure.core.events import DecisionKind, HistoryCompacted, HistoryCut, HistoryImported
+from perdure.core.events import Address, CallEnded, DecisionKind, HistoryCompacted, HistoryCut, HistoryImported, Reply
 from perdure.core.messages import JSON, Part, Plain
-from perdure.core.specs import Busy, ModelSettings, Overrides
+from perdure.core.specs import Busy, Limits, ModelSettings, Overrides
 
 
 class SendInput(Plain, frozen=True):
@@ -19,6 +19,8 @@ class SendInput(Plain, frozen=True):
     overrides: Overrides = Overrides()
     at: float | None = None
     by: str = ""
+    reply: Reply | None = None
+    hops: int = 0
 
 
 class ContinueRun(Plain, frozen=True):
@@ -47,10 +49,33 @@ class DecideAll(Plain, frozen=True):
 
 
 class StopRun(Plain, frozen=True):
-    """`stop` lets started tools finish, `cancel` does not; `seconds` is the run's own time limit."""
+    """`stop` lets started tools finish, `cancel` does not; `seconds` and `silence` are the run's own limits."""
 
-    cause: Literal["stop", "cancel", "seconds"]
+    cause: Literal["stop", "cancel", "seconds", "silence"]
     by: str = ""
+
+
+class EndChild(Plain, frozen=True):
+    """A sub-agent's session tells how it ended; what comes twice, or too late, changes nothing."""
+
+    child: str
+    ended: CallEnded
+
+
+class SendMessage(Plain, frozen=True):
+    """A message for another session. With an `agent` it starts a child; without parts it stops one."""
+
+    to: Address
+    parts: tuple[Part, ...] = ()
+    agent: str = ""
+    limits: Limits | None = None
+    by: str = ""
+
+
+class SendAgain(Plain, frozen=True):
+    """A dead letter is sent once more."""
+
+    message: int
 
 
 class ChangeSettings(Plain, frozen=True):
@@ -108,6 +133,9 @@ Command: TypeAlias = (
     | DecideAll
     | StopRun
     | CancelBackground
+    | EndChild
+    | SendMessage
+    | SendAgain
     | ChangeSettings
     | ChangeState
     | CompactView

@@ -26,16 +26,44 @@ EndReason = Literal["completed", "limit", "stopped", "cancelled", "failed", "ref
 PauseKind = Literal["approval", "question", "frontend", "external", "unknown", "listen", "child"]
 DecisionKind = Literal["approve", "deny", "edit", "answer", "retry"]
 DefaultDecision = Literal["approve", "deny", "answer"]
-StopCause = Literal["stop", "cancel", "interrupt", "seconds"]
+StopCause = Literal["stop", "cancel", "interrupt", "seconds", "silence"]
+OrphanPolicy = Literal["end", "finish"]
 CompactionCause = Literal["threshold", "overflow", "request"]
 
 
 class Origin(Plain, frozen=True):
-    """Where a session comes from: a fork's past, or the call of a parent agent."""
+    """Where a session comes from: a fork's past, or a parent that started it (`agents`: whose, from the root down).
+
+    An `orphan` finishes its work when its parent is gone; otherwise it is ended with it.
+    """
 
     session: str
     seq: int = 0
     call: int = 0
+    agents: tuple[str, ...] = ()
+    orphan: OrphanPolicy = "end"
+
+
+class Address(Plain, frozen=True):
+    """Whom a message is for: the parent, a child that was started under this name, or a session of the same tenant."""
+
+    kind: Literal["parent", "child", "session"]
+    name: str = ""
+
+
+class Reply(Plain, frozen=True, gc=False):
+    """Who is told of the end of an input's run: a session (by uid), and there the call that waits for it, if any."""
+
+    session: str
+    call: int = 0
+
+
+class Spent(Plain, frozen=True):
+    """What a sub-agent has used; with None for `cost_usd` a price was not known."""
+
+    usage: Usage = Usage()
+    cost_usd: float | None = 0.0
+    calls: int = 0
 
 
 class Reservation(Plain, frozen=True, gc=False):
@@ -71,7 +99,8 @@ class InputAccepted(Plain, frozen=True, tag=True):
     """Somebody's words, or (`continues`) the wish that an ended run goes on.
 
     `at`: not before that time. `by` is set where no person speaks: the hook that pushes a run on, the call that
-    scheduled it.
+    scheduled it, the session that sent it, whose `reply` says who hears of its run's end. `hops` counts the sessions
+    that it came through.
     """
 
     input: int
@@ -83,6 +112,8 @@ class InputAccepted(Plain, frozen=True, tag=True):
     continues: int | None = None
     at: float | None = None
     by: str = ""
+    reply: Reply | None = None
+    hops: int = 0
 
 
 class InputChanged(Plain, frozen=True, tag=True):
@@ -300,13 +331,18 @@ class CallDecided(Plain, frozen=True, tag=True):
 
 
 class CallStarted(Plain, frozen=True, tag=True):
-    """The intent: committed before the tool starts. `attempt` 2 and later repeat it after a crash."""
+    """The intent: committed before the tool starts. `attempt` 2 and later repeat it after a crash.
+
+    A sub-agent works in the session `child` (a uid) and may spend what is `granted`.
+    """
 
     call: int
     effect: Effect = "once"
     attempt: int = 1
     key: str = ""
     on_unknown: OnUnknown = "ask"
+    child: str = ""
+    granted: Limits | None = None
 
 
 class CallAdvanced(Plain, frozen=True, tag=True):
@@ -325,7 +361,8 @@ class CallEnded(Plain, frozen=True, tag=True):
     """The one outcome of a call. `in_doubt`: it may have taken effect although it did not end well.
 
     `spilled`: the parts show only the ends of a longer text. `ends`: the run is to end with `output`. `changes` are
-    those of the tool's state keys, `next` its wishes for the next turn; they are committed with the outcome.
+    those of the tool's state keys, `next` its wishes for the next turn; they are committed with the outcome. `spent` is
+    what a sub-agent has used.
     """
 
     call: int
@@ -338,6 +375,33 @@ class CallEnded(Plain, frozen=True, tag=True):
     output: JSON = None
     changes: dict[str, JSON] = {}
     next: NextTurn | None = None
+    spent: Spent | None = None
+
+
+# Between sessions
+
+
+class MessageSent(Plain, frozen=True, tag=True):
+    """A message on its way, by number; the same number again sends it once more, and it still arrives once.
+
+    With an `agent` it starts a child of that name where there is none. Without parts it stops the child.
+    """
+
+    message: int
+    to: Address
+    parts: tuple[Part, ...] = ()
+    agent: str = ""
+    limits: Limits | None = None
+    by: str = ""
+    hops: int = 0
+
+
+class MessageSettled(Plain, frozen=True, tag=True):
+    """What became of a message, or of the news of an input's end: it is there, or (`dead`) why it cannot be."""
+
+    message: int = 0
+    input: int = 0
+    dead: str = ""
 
 
 class Noted(Plain, frozen=True, tag=True):
@@ -370,5 +434,7 @@ Event: TypeAlias = (
     | CallStarted
     | CallAdvanced
     | CallEnded
+    | MessageSent
+    | MessageSettled
     | Noted
 )

@@ -11,7 +11,8 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from perdure.core.calls import Call, CallFact, evolve_call
+from perdure.core.calls import Call
+from perdure.core.errands import owed_for, send_message, settle_message
 from perdure.core.events import (
     AgentPinned,
     CallAdvanced,
@@ -26,6 +27,8 @@ from perdure.core.events import (
     HistoryImported,
     InputAccepted,
     InputChanged,
+    MessageSent,
+    MessageSettled,
     ModelCalled,
     ModelFailed,
     ModelResponded,
@@ -39,18 +42,16 @@ from perdure.core.events import (
     StateChanged,
     StopRequested,
 )
-from perdure.core.guards import after_answer, after_call, after_results, grace_of, nudge_answer, nudge_results
+from perdure.core.guards import after_answer, nudge_answer
 from perdure.core.history import compact, cut, has_room, heard, pin_agent, ratio_of, with_view
 from perdure.core.inputs import change_input, drop_pushes, queue_input, take_inputs
 from perdure.core.messages import (
-    JSON,
     Text,
     ToolCall,
-    ToolMessage,
-    ToolResult,
     Usage,
     UserMessage,
 )
+from perdure.core.results import changed_values, end_call, go_background, start_child, with_fact
 from perdure.core.specs import NextTurn
 from perdure.core.state import Remembered, RunState, RunSummary, SessionState, find_call, new_state
 from perdure.core.window import calls_of, estimate_message
@@ -60,20 +61,22 @@ def evolve(state: SessionState, event: Event) -> SessionState:
     seq = state.seq + 1
     match event:
         case CallEnded():
-            return _on_call_ended(replace(state, seq=seq), event)
+            return end_call(replace(state, seq=seq), event)
         case ModelResponded():
             return _on_responded(replace(state, seq=seq), event)
         case ModelCalled():
             return _on_model_called(replace(state, seq=seq), event)
         case CallAdvanced(background=True):
-            return _on_background(replace(state, seq=seq), event)
+            return go_background(replace(state, seq=seq), event)
+        case CallStarted(child=child) if child:
+            return replace(state, seq=seq, run=start_child(state.run, event))
         case CallStarted() | CallAdvanced() | CallChecked() | CallSuspended():
-            return replace(state, seq=seq, run=_with_fact(state.run, event))
+            return replace(state, seq=seq, run=with_fact(state.run, event))
         case CallDecided():
             remembered = _with_remembered(state, event)
             decided = state.decided.add(_place_of(event), f"{event.decision}|{event.by}")
             decided = decided.add(f"id {event.id}", _place_of(event)) if event.id else decided
-            run = _with_fact(state.run, event)
+            run = with_fact(state.run, event)
             return replace(state, seq=seq, run=run, remembered=remembered, decided=decided)
         case InputAccepted():
             return queue_input(replace(state, seq=seq), event)
@@ -105,6 +108,10 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return pin_agent(replace(state, seq=seq), digest, spec)
         case SessionOpened():
             return _on_opened(replace(state, seq=seq), event)
+        case MessageSent():
+            return send_message(replace(state, seq=seq), event)
+        case MessageSettled():
+            return settle_message(replace(state, seq=seq), event)
         case Noted():
             return replace(state, seq=seq)
         case _:
@@ -113,36 +120,6 @@ def evolve(state: SessionState, event: Event) -> SessionState:
 
 def fold(events: list[Event], state: SessionState | None = None) -> SessionState:
     return reduce(evolve, events, new_state() if state is None else state)
-
-
-def _with_fact(run: RunState | None, event: CallFact) -> RunState | None:
-    if run is None:
-        return None
-    if not run.background:
-        return replace(run, calls=_with(run.calls, event))
-    return replace(run, calls=_with(run.calls, event), background=_with(run.background, event))
-
-
-def _with(calls: tuple[Call, ...], event: CallFact) -> tuple[Call, ...]:
-    if len(calls) == 1 and calls[0].ordinal == event.call:
-        return (evolve_call(calls[0], event),)
-    return tuple([evolve_call(c, event) if c.ordinal == event.call else c for c in calls])
-
-
-def _on_background(state: SessionState, event: CallAdvanced) -> SessionState:
-    """The call goes on elsewhere; to its turn it has ended, with the name under which there will be news of it."""
-    run = state.run
-    call = find_call(run, event.call)
-    if run is None or call is None or call.status == "ended":
-        return state
-    if call.background:
-        return replace(state, run=_with_fact(run, event))
-    text = f"Started in the background as {event.operation}. You will be told what comes of it."
-    told = replace(call, status="ended", end=CallEnded(call.ordinal, "ok", (Text(text),)))
-    calls = tuple(told if c is call else c for c in run.calls)
-    run = replace(run, calls=calls, background=(*run.background, replace(call, background=event.operation)))
-    state = replace(state, run=run)
-    return _add_results(state, run.calls) if all(c.status == "ended" for c in run.calls) else state
 
 
 def _with_remembered(state: SessionState, event: CallDecided) -> tuple[Remembered, ...]:
@@ -167,6 +144,9 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         metadata=event.metadata,
         origin=event.origin,
         epoch=0,
+        owed=(),
+        outbox=(),
+        dead=(),
         queue=(),
         vetted={},
         early_stop=None,
@@ -181,8 +161,8 @@ def _on_state_changed(state: SessionState, event: StateChanged) -> SessionState:
         state = replace(state, origins=state.origins.add(event.origin, state.seq))
     run = state.run
     if run is not None:
-        run = replace(run, values=_changed(run.values, event.changes, "run/"))
-    return replace(state, run=run, values=_changed(state.values, event.changes, "session/"))
+        run = replace(run, values=changed_values(run.values, event.changes, "run/"))
+    return replace(state, run=run, values=changed_values(state.values, event.changes, "session/"))
 
 
 def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
@@ -197,6 +177,8 @@ def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
         tools=event.tools,
         stop=state.early_stop,
         window=event.window,
+        replies=owed_for(state, event.inputs),
+        hops=max((queued.hops for queued in state.queue if queued.input in event.inputs), default=0),
         blocked=next((reason for number in event.inputs if (reason := state.vetted.get(number))), ""),
     )
     return replace(take_inputs(state, event.inputs, event.run), runs=event.run, run=run, early_stop=None)
@@ -206,7 +188,10 @@ def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
     run = state.run
     if run is None:
         return state
+    replies, hops = run.replies, run.hops
     if event.inputs:
+        replies = (*replies, *owed_for(state, event.inputs))
+        hops = max([hops, *(queued.hops for queued in state.queue if queued.input in event.inputs)])
         state = take_inputs(state, event.inputs, run.run)
     if run.arrived:
         state = heard(state, UserMessage(run.arrived))
@@ -224,6 +209,8 @@ def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
         arrived=(),
         response=None,
         failure=None,
+        replies=replies,
+        hops=hops,
     )
     return replace(state, run=called)
 
@@ -333,77 +320,8 @@ def _on_settings(state: SessionState, event: SettingsChanged) -> SessionState:
     return replace(state, run=run, model=event.model, settings=event.settings, title=title)
 
 
-def _on_call_ended(state: SessionState, event: CallEnded) -> SessionState:
-    run = state.run
-    call = find_call(run, event.call)
-    if run is None or call is None or call.status == "ended":
-        return state
-    if call.background:
-        return _on_background_ended(state, run, call, event)
-    run = replace(
-        run,
-        calls=_with(run.calls, event),
-        circles=after_call(run.circles, call.name, call.digest or call.arguments, event),
-        seconds=run.seconds + event.seconds,
-        next=run.next.joined(event.next) if event.next else run.next,
-        values=_changed(run.values, event.changes, "run/"),
-    )
-    values = _changed(state.values, event.changes, "session/")
-    revealed = state.revealed
-    if event.next and event.next.reveal:
-        revealed = tuple(dict.fromkeys((*revealed, *event.next.reveal)))
-    spilled = state.has_spilled or event.spilled
-    state = replace(state, run=run, values=values, has_spilled=spilled, revealed=revealed)
-    return state if [c for c in run.calls if c.status != "ended"] else _add_results(state, run.calls)
-
-
-def _on_background_ended(state: SessionState, run: RunState, call: Call, event: CallEnded) -> SessionState:
-    """News for the next turn."""
-    news = Text(f"[{call.background} ended: {event.outcome}]")
-    run = replace(
-        run,
-        background=tuple(c for c in run.background if c is not call),
-        arrived=(*run.arrived, news, *event.parts),
-        values=_changed(run.values, event.changes, "run/"),
-    )
-    return replace(state, run=run, values=_changed(state.values, event.changes, "session/"))
-
-
-def _changed(values: dict[str, JSON], changes: dict[str, JSON], scope: str) -> dict[str, JSON]:
-    """The values of one scope after a call's changes, whose keys say their scope."""
-    if not changes:
-        return values
-    own = {name.removeprefix(scope): value for name, value in changes.items() if name.startswith(scope)}
-    return {**values, **own} if own else values
-
-
 def _place_of(event: CallDecided) -> str:
     return f"{event.call}-{event.pause}"
-
-
-def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
-    run = state.run
-    if run is not None:
-        is_cut = run.response is not None and run.response.stop == "length"
-        was_cut = is_cut and bool(calls) and calls[-1].rule == "schema"
-        circles = after_results(run.circles, was_cut=was_cut)
-        limit = state.spec.tool_errors.in_a_row if state.spec else None
-        grace = grace_of(circles, limit, run.turn)
-        if circles is not run.circles or grace is not circles.grace:
-            hidden = run.next.joined(NextTurn(hide=(grace.tool,))) if grace and grace is not circles.grace else run.next
-            state = replace(state, run=replace(run, circles=replace(circles, grace=grace), next=hidden))
-    results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
-    message = ToolMessage(results)
-    tokens = estimate_message(message)
-    state = replace(
-        state,
-        history=state.history.add(message),
-        estimated_tokens=state.estimated_tokens + tokens,
-        context_tokens=state.context_tokens + int(tokens * state.token_ratio),
-    )
-    if state.run and state.spec and (feedback := nudge_results(state.run.circles, state.spec.guards)):
-        return heard(state, UserMessage((Text(feedback),)))
-    return state
 
 
 def _on_resumed(state: SessionState) -> SessionState:
@@ -443,5 +361,8 @@ def _on_run_ended(state: SessionState, event: RunEnded) -> SessionState:
         cost_usd=run.cost_usd,
         is_priced=run.is_priced,
         turns=run.turn,
+        called=run.called,
+        seconds=run.seconds,
     )
-    return replace(drop_pushes(state, run.run), run=None, ended=state.ended.add(summary))
+    owed = (*state.owed, *(replace(owed, run=run.run) for owed in run.replies))
+    return replace(drop_pushes(state, run.run), run=None, ended=state.ended.add(summary), owed=owed)

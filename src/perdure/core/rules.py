@@ -16,16 +16,19 @@ from perdure.core.actions import (
     CheckCall,
     CompactHistory,
     EndOperation,
+    RecallChild,
     RunTool,
     StartRun,
     SuspendCall,
     VetInput,
 )
 from perdure.core.calls import Call
+from perdure.core.errands import errands
 from perdure.core.events import (
     CallChecked,
     Event,
     RunEnded,
+    StopCause,
     StopRequested,
 )
 from perdure.core.guards import tripped
@@ -47,14 +50,20 @@ CUT_OFF = "The call was cut off at the output limit, so it was not carried out."
 
 
 def next_actions(state: SessionState) -> tuple[Action, ...]:
-    """The whole agent loop: the rules below, except that a run does not end before its background calls."""
+    """The whole agent loop: what other sessions wait for, and the rules below.
+
+    Only that a run does not end before its background calls.
+    """
     actions = _next_actions(state)
-    if state.run is None or not state.run.background:
-        return actions
-    appended = [event for action in actions if isinstance(action, AppendEvents) for event in action.events]
-    if any(isinstance(event, RunEnded) for event in appended):
-        return tuple(AbortCall(call.ordinal) for call in state.run.background)
-    return actions
+    if state.run is not None and state.run.background:
+        appended = [event for action in actions if isinstance(action, AppendEvents) for event in action.events]
+        if any(isinstance(event, RunEnded) for event in appended):
+            actions = tuple(_break_off(call) for call in state.run.background)
+    return (*actions, *errands(state)) if state.owed or state.outbox else actions
+
+
+def _break_off(call: Call) -> Action:
+    return _recall(call, "cancel") if call.is_away else AbortCall(call.ordinal)
 
 
 def _next_actions(state: SessionState) -> tuple[Action, ...]:
@@ -72,7 +81,7 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
         return (AbortModel(run.turn),) if run.stop and not _is_last_word(run) else ()
     if [call for call in run.calls if call.status != "ended"]:
         return _call_actions(state, run)
-    if run.stop and run.stop.cause != "seconds" and run.background:
+    if run.stop and run.stop.cause not in ("seconds", "silence") and run.background:
         return ()
     if run.stop and (end := _end_stopped(run, run.stop)):
         return (AppendEvents((end,)),)
@@ -159,7 +168,10 @@ def _background_actions(state: SessionState, run: RunState) -> tuple[Action, ...
     for call in run.background:
         is_unwanted = is_ending or (run.stop is not None and run.stop.cause != "stop") or call.decision is not None
         if call.status == "started":
-            actions += [AbortCall(call.ordinal)] if is_unwanted else []
+            actions += [AbortCall(call.ordinal)] if is_unwanted and not call.child else []
+        elif call.is_away and not run.stop:
+            is_due = is_unwanted or call.status == "recalled"
+            actions += [_recall(call, "cancel" if is_unwanted else "seconds")] if is_due else []
         elif run.stop and (action := _stop_call(run, call)):
             actions.append(action)
         elif is_unwanted or not (call.effect in ("read", "idempotent") or call.operation):
@@ -196,8 +208,8 @@ def exhausted(run: RunState) -> str:
     limits = run.limits
     if run.failure and run.failure.kind == "limit":
         return run.failure.detail or "limit"
-    if run.stop and run.stop.cause == "seconds":
-        return "seconds"
+    if run.stop and run.stop.cause in ("seconds", "silence"):
+        return run.stop.cause
     if limits.turns is not None and run.turn >= limits.turns:
         return "turns"
     if limits.calls is not None and run.called > limits.calls:
@@ -217,7 +229,7 @@ def _may_answer(run: RunState) -> bool:
 
 def _is_last_word(run: RunState) -> bool:
     """The answer that `at_limit` grants: the clock alone does not break it off."""
-    return run.final and run.stop is not None and run.stop.cause == "seconds"
+    return run.final and run.stop is not None and run.stop.cause in ("seconds", "silence")
 
 
 def _end(run: RunState, reason: Literal["failed", "limit"], detail: str) -> tuple[AppendEvents]:
@@ -234,7 +246,7 @@ def _end_stopped(run: RunState, stop: StopRequested) -> RunEnded | None:
             return RunEnded(run.run, "cancelled", by)
         case "interrupt":
             return RunEnded(run.run, "cancelled", "interrupted by a new input")
-        case "seconds":
+        case "seconds" | "silence":
             return None
 
 
@@ -266,8 +278,8 @@ def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
     if run.stop:
         return tuple(action for call in run.calls if (action := _stop_call(run, call)))
     cap = state.spec.concurrency if state.spec else None
-    started = [call.sequential for call in run.calls if call.status == "started"]
-    running, held = len(started), True in started
+    started = [call.sequential for call in run.calls if call.status == "started" or call.is_away]
+    running, held, born = len(started), True in started, run.children
     allowed = _calls_within_limit(run)
     actions: list[Action] = []
     for index, call in enumerate(run.calls):
@@ -279,14 +291,27 @@ def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
         elif isinstance(action, RunTool):
             if held or (call.sequential and running) or (cap is not None and running >= cap):
                 action = None
+            elif call.kind == "agent" and not call.attempts and (limit := _childless(run, born)):
+                action = _ended(end_call(call, "error", limit))
             else:
                 running += 1
+                born += call.kind == "agent" and not call.attempts
         if call.status not in ("ended", "suspended"):
             # Until it is checked, nobody knows whether a call is sequential.
             held = held or call.sequential or call.status == "proposed"
         if action:
             actions.append(action)
     return tuple(actions)
+
+
+def _childless(run: RunState, born: int) -> str:
+    """Why the run may start no sub-agent more."""
+    limits = run.limits
+    if limits.depth is not None and limits.depth < 1:
+        return "Sub-agents may not be nested deeper than this; do it yourself."
+    if limits.children is not None and born >= limits.children:
+        return f"This run may start no more than {limits.children} sub-agents; do it yourself."
+    return ""
 
 
 def _is_cut(run: RunState, call: Call) -> bool:
@@ -306,7 +331,7 @@ def _call_action(call: Call) -> Action | None:
     match call.status:
         case "proposed":
             return CheckCall(call.ordinal, call.name, call.arguments, call.approved, call.bound)
-        case "allowed" if call.kind != "function":
+        case "allowed" if call.kind not in ("function", "agent"):
             return SuspendCall(call.ordinal, call.pauses + 1, call.kind, call.prompt, call.response)
         case "allowed":
             return _run_tool(call)
@@ -320,6 +345,8 @@ def _call_action(call: Call) -> Action | None:
             return _ended(end_answered(call))
         case "interrupted":
             return _after_crash(call)
+        case "recalled":
+            return _recall(call, "seconds")
         case "suspended" | "started" | "ended":
             return None
         case _:
@@ -328,6 +355,10 @@ def _call_action(call: Call) -> Action | None:
 
 def _run_tool(call: Call) -> RunTool:
     return RunTool(call.ordinal, call.name, call.arguments, call.attempts + 1, call.digest, call.bound, call.operation)
+
+
+def _recall(call: Call, cause: StopCause) -> RecallChild:
+    return RecallChild(call.ordinal, call.name, call.child, cause)
 
 
 def _after_crash(call: Call) -> Action:
@@ -346,6 +377,10 @@ def _stop_call(run: RunState, call: Call) -> Action | None:
     match call.status:
         case "ended":
             return None
+        case "started" if call.child:
+            return None  # it is about to wait for its session, which is told then
+        case "suspended" | "recalled" | "interrupted" if call.child:
+            return _recall(call, run.stop.cause)
         case "started":
             return None if run.stop.cause == "stop" else AbortCall(call.ordinal)
         case "refused":

@@ -12,7 +12,7 @@ from perdure.core.errors import UsageError
 from perdure.core.messages import JSON, Plain
 
 Effect = Literal["read", "idempotent", "once", "resumable"]
-ToolKind = Literal["function", "frontend", "external", "question"]
+ToolKind = Literal["function", "frontend", "external", "question", "agent"]
 OnUnknown = Literal["ask", "tell"]
 AtLimit = Literal["stop", "answer"]
 Busy = Literal["join", "queue", "interrupt", "refuse"]
@@ -24,9 +24,9 @@ class ToolSpec(Plain, frozen=True):
     """A tool as the model sees it, and how a call of it is carried out.
 
     A function runs here; of the other kinds the result is brought by somebody else: the client that declared it,
-    whoever hands it in, or the person who is asked. `response` is the schema that such a result has to fit. `listens`:
-    the call is prepared before anybody judges it. A `hidden` tool is shown when another one asks for it, a `deferred`
-    one when the model has found it.
+    whoever hands it in, the person who is asked, or another agent in a session of its own. `response` is the schema
+    that such a result has to fit. `listens`: the call is prepared before anybody judges it. A `hidden` tool is shown
+    when another one asks for it, a `deferred` one when the model has found it.
     """
 
     name: str
@@ -47,7 +47,11 @@ class ToolSpec(Plain, frozen=True):
 
 
 class Limits(Plain, frozen=True):
-    """What one run may spend; None is without limit. `seconds` does not count waiting."""
+    """What one run may spend, with its sub-agents; None is without limit. `seconds` does not count waiting.
+
+    `silence`: so many seconds without any sign of life from work under way. `depth`: how deep sub-agents may be nested
+    below it, `children`: how many of them it may start.
+    """
 
     turns: int | None = 50
     tokens: int | None = None
@@ -55,9 +59,12 @@ class Limits(Plain, frozen=True):
     calls: int | None = None
     seconds: float | None = None
     at_limit: AtLimit = "stop"
+    silence: float | None = None
+    depth: int | None = 5
+    children: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("turns", "tokens", "cost_usd", "calls", "seconds"):
+        for name in ("turns", "tokens", "cost_usd", "calls", "seconds", "silence", "depth", "children"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
                 raise UsageError(f"Limits({name}={value!r}): give a number of at least 0, or None.")

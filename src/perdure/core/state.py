@@ -11,9 +11,11 @@ from perdure.core.calls import Call
 from perdure.core.events import (
     EndReason,
     InputAccepted,
+    MessageSent,
     ModelFailed,
     ModelResponded,
     Origin,
+    Reply,
     Reservation,
     StopRequested,
 )
@@ -27,6 +29,21 @@ from perdure.core.messages import (
 )
 from perdure.core.shared import Buffer, Index
 from perdure.core.specs import AgentSpec, Limits, ModelSettings, NextTurn, ToolSpec
+
+
+class Owed(Plain, frozen=True):
+    """An input whose end somebody waits for; of a run that has ended, its number."""
+
+    input: int
+    reply: Reply
+    run: int = 0
+
+
+class DeadLetter(Plain, frozen=True):
+    """A message that could not be brought."""
+
+    sent: MessageSent
+    why: str
 
 
 class RunState(Plain, frozen=True):
@@ -70,6 +87,9 @@ class RunState(Plain, frozen=True):
     cost_usd: float = 0.0
     is_priced: bool = True
     seconds: float = 0.0
+    replies: tuple[Owed, ...] = ()
+    hops: int = 0
+    children: int = 0
 
 
 class RunSummary(Plain, frozen=True):
@@ -84,6 +104,8 @@ class RunSummary(Plain, frozen=True):
     cost_usd: float = 0.0
     is_priced: bool = True
     turns: int = 0
+    called: int = 0
+    seconds: float = 0.0
 
 
 class KeyedInput(Plain, frozen=True, gc=False):
@@ -102,7 +124,8 @@ class SessionState(Plain, frozen=True):
     """`history` is what the model reads: view number `view` of the past, in which `asked` is the last input.
 
     `ledger` stands word for word in every summary. `vetted` are inputs that a guardrail has seen, with its objection.
-    `estimated_tokens` is our own count of the history, `token_ratio` how far the provider's differs.
+    `estimated_tokens` is our own count of the history, `token_ratio` how far the provider's differs. `owed` and
+    `outbox` are what other sessions have not been told yet.
     """
 
     seq: int = 0
@@ -146,6 +169,10 @@ class SessionState(Plain, frozen=True):
     estimated_tokens: int = 0
     overhead_tokens: int = 0
     token_ratio: float = 1.0
+    messages: int = 0
+    owed: tuple[Owed, ...] = ()
+    outbox: tuple[MessageSent, ...] = ()
+    dead: tuple[DeadLetter, ...] = ()
 
 
 def new_state() -> SessionState:

@@ -28,7 +28,10 @@ class Pending(Plain, frozen=True):
 
 
 class Summary(Plain, frozen=True):
-    """What a store keeps beside the log, in the same transaction: true for the head it was made for."""
+    """What a store keeps beside the log, in the same transaction: true for the head it was made for.
+
+    `dead` are the messages of the session that could not be brought.
+    """
 
     agent: str
     status: Status = "idle"
@@ -36,10 +39,12 @@ class Summary(Plain, frozen=True):
     wake_at: float | None = None
     pending: tuple[Pending, ...] = ()
     title: str = ""
+    dead: int = 0
 
 
 def pending_of(state: SessionState) -> tuple[Pending, ...]:
-    waiting = [call for call in state.run.calls if call.pause] if state.run else []
+    """What a person can decide here; what a child waits for is decided in its own session."""
+    waiting = [call for call in state.run.calls if call.pause and not call.child] if state.run else []
     return (
         tuple(
             Pending(
@@ -67,10 +72,12 @@ def summarise(state: SessionState) -> Summary:
         runnable = bool(next_actions(state))
         status = "running" if runnable else "waiting" if state.run else "idle"
     pending = pending_of(state)
-    times = [p.expires_at for p in pending if p.expires_at is not None] if pending else []
+    paused = [call.pause for call in state.run.calls if call.pause] if state.run else []
+    times = [pause.expires_at for pause in paused if pause.expires_at is not None]
     if state.queue:
         times += [queued.at for queued in state.queue if queued.at is not None]
-    return Summary(state.agent, status, runnable, min(times, default=None), pending, state.title)
+    wake_at = min(times, default=None)
+    return Summary(state.agent, status, runnable, wake_at, pending, state.title, len(state.dead))
 
 
 def _shown(arguments: str) -> JSON:

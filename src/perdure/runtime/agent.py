@@ -6,12 +6,13 @@ Rule: only the spec reaches the log; a binding comes from code alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
 
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
+from perdure.core.events import OrphanPolicy
 from perdure.core.specs import (
     AgentSpec,
     Guards,
@@ -34,8 +35,9 @@ from perdure.runtime.policy import Policy
 from perdure.runtime.recourse import OnModelError
 from perdure.runtime.schema import Codec, codec_of
 from perdure.runtime.spill import READ_OUTPUT, read_output
+from perdure.runtime.subagents import ChildKind, SubAgent, ask, ask_by_name
 from perdure.runtime.surroundings import ContextSource
-from perdure.runtime.tools import Tool, check_names
+from perdure.runtime.tools import Tool, ToolOptions, check_names
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -47,6 +49,7 @@ else:
     OutputT = TypeVar("OutputT")
 
 Instructions = Words
+MAX_NESTED = 8
 ModelChoice = str | Model | Sequence[str | Model]
 
 
@@ -60,7 +63,7 @@ class Agent(Generic[OutputT]):
     name: str
     instructions: Instructions = ""
     model: ModelChoice = ""
-    tools: Sequence[Tool[..., Any] | Callable[..., Any]] = ()
+    tools: Sequence[Tool[..., Any] | Callable[..., Any] | Agent[Any]] = ()
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     output: type[OutputT] | Sequence[type[OutputT]] | None = None
@@ -95,6 +98,35 @@ class Agent(Generic[OutputT]):
         for condition in (*self.stop_when, *self.reminders):
             condition.check()
 
+    def as_tool(
+        self,
+        *,
+        child: ChildKind = "new",
+        limits: Limits | None = None,
+        orphan: OrphanPolicy = "end",
+        hooks: bool = False,
+        tools: bool = False,
+        **options: Unpack[ToolOptions],
+    ) -> Tool[..., Any]:
+        """A tool that hands a task to this agent, which works in a session of its own; see SubAgent, ToolOptions.
+
+        `timeout` is the most that a call may take, whatever the child does; limits=Limits(silence=…) ends one that
+        shows no sign of life.
+        """
+        unknown = options.keys() - _AGENT_OPTIONS
+        if unknown:
+            raise UsageError(f"{self.name}.as_tool has no option {min(unknown)!r}; take {', '.join(_AGENT_OPTIONS)}.")
+        words = f"Hand a task to the agent {self.name}, which works on it by itself and answers once."
+        given: dict[str, Any] = {"name": self.name, "description": words, **options}
+        return Tool(
+            function=ask_by_name if child == "named" else ask,
+            effect="idempotent",
+            declared_effect=True,
+            kind="agent",
+            sub_agent=SubAgent(self, child, limits, orphan, hooks, tools),
+            **given,
+        )
+
     def _check_list(self, name: str, kind: type[Any] | None) -> None:
         """A list of such things: a single one, or something else in it, would be noticed far too late."""
         given = getattr(self, name)
@@ -114,6 +146,7 @@ _LISTS: dict[str, type[Any] | None] = {
     "context": None,
     "middleware": None,
 }
+_AGENT_OPTIONS = ("name", "description", "timeout", "ask", "sequential", "background", "hidden", "deferred")
 _OPTIONS: dict[str, type[Any]] = {"window": Window, "compaction": Compaction, "limits": Limits, "guards": Guards}
 
 
@@ -122,7 +155,7 @@ class Binding:
     """An agent ready to be driven; `data` has the codec of each tool that asks for typed session data.
 
     `summarisers` are the models of its compactions, if those have any of their own. `offered` are the tools that the
-    model is shown: not those that the policy denies whatever their arguments.
+    model is shown: not those that the policy denies whatever their arguments. `sub_agents` are those behind its tools.
     """
 
     agent: Agent[Any]
@@ -135,6 +168,7 @@ class Binding:
     parts: Assembled
     offered: tuple[ToolSpec, ...]
     summarisers: tuple[Model, ...] = ()
+    sub_agents: dict[str, Agent[Any]] = field(default_factory=dict[str, Agent[Any]])
 
     @cached_property
     def hides(self) -> bool:
@@ -187,7 +221,33 @@ def bind(
         parts=parts,
         offered=tuple(tool for tool in spec.tools if not agent.policy.forbids(tool.name)),
         summarisers=_summarisers(agent, resolve) if override is None else (),
+        sub_agents={tool.name: _heir(tool.sub_agent, agent) for tool in tools if tool.sub_agent is not None},
     )
+
+
+def _heir(sub: SubAgent, parent: Agent[Any]) -> Agent[Any]:
+    """The agent of the child; one that inherits code is another agent, and says so in its name."""
+    agent = sub.agent
+    if not sub.hooks and not sub.tools:
+        return agent
+    name = f"{agent.name}@{parent.name}"
+    if name.count("@") > MAX_NESTED:
+        raise UsageError(f"Agent {agent.name!r} inherits from itself; leave hooks= and tools= of as_tool out.")
+    hooks, tools = agent.hooks, agent.tools
+    if sub.hooks:
+        hooks = (*parent.hooks, *agent.hooks)
+    if sub.tools:
+        own = {_name(item) for item in agent.tools}
+        tools = (*agent.tools, *(item for item in parent.tools if _is_function(item) and _name(item) not in own))
+    return replace(agent, name=name, hooks=hooks, tools=tools)
+
+
+def _name(item: Any) -> str:
+    return getattr(item, "name", None) or getattr(item, "__name__", "")
+
+
+def _is_function(item: Any) -> bool:
+    return getattr(item, "sub_agent", None) is None and not hasattr(item, "as_tool")
 
 
 def _summarisers(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, ...]:

@@ -11,7 +11,22 @@ from perdure.core.events import Event, Noted
 from perdure.core.fold import fold
 from perdure.core.state import SessionState
 from perdure.runtime.desk import Desk, describe
-from perdure.runtime.directives import Emit, Fact, Schedule, Stop, accepted, emitted, schedule, sent, stopped
+from perdure.runtime.directives import (
+    Emit,
+    Fact,
+    Schedule,
+    Send,
+    StartChild,
+    Stop,
+    StopChild,
+    accepted,
+    dispatched,
+    emitted,
+    schedule,
+    sending,
+    sent,
+    stopped,
+)
 from perdure.runtime.hooks import Hook
 from perdure.runtime.moments import Moment
 from perdure.runtime.patience import Rest, Unanswered, begun, finished, is_awaitable
@@ -107,6 +122,12 @@ class Consultation:
     def _heed(self, hook: Hook, item: Any) -> bool:
         if isinstance(item, Emit):
             self._after.append(emitted(item))
+            return False
+        if isinstance(item, Send | StartChild | StopChild):
+            wish = sending(item, self._moment.here.state)
+            if wish.artifacts:
+                raise UsageError("a hook sends text; images and documents are sent by tools")
+            self._after.append(dispatched(wish, hook.name))
             return False
         return item is not None and self._take(hook, item)
 

@@ -16,9 +16,9 @@ import msgspec
 
 from perdure.core.deltas import Delta, ToolEmitted, ToolProgressed
 from perdure.core.errors import UsageError
-from perdure.core.specs import ModelSettings, NextTurn
+from perdure.core.specs import Limits, ModelSettings, NextTurn
 from perdure.core.state import SessionState, new_state
-from perdure.runtime.directives import Emit, Schedule, Stop
+from perdure.runtime.directives import Emit, Schedule, Send, StartChild, Stop, StopChild
 from perdure.runtime.media import Artifacts, Input
 from perdure.runtime.plain import to_plain
 from perdure.runtime.wishes import Prepared, Shelf, StateKey, Wishes
@@ -87,6 +87,18 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
     def schedule(self, input: Input, *, after: float = 0.0) -> None:
         """An input for this session, after so many seconds; committed with the call's outcome, or not at all."""
         self._wishes().direct(Schedule(input, after))
+
+    def send(self, to: str, input: Input) -> None:
+        """A message to another session: "parent", "child NAME" or a session's id; committed with the call's outcome."""
+        self._wishes().send(Send(to, input), self.state)
+
+    def start_child(self, name: str, agent: str, input: str, *, limits: Limits | None = None) -> None:
+        """Starts an agent in a child session of this name; its end comes as news. Committed with the outcome."""
+        self._wishes().send(StartChild(name, agent, input, limits), self.state)
+
+    def stop_child(self, name: str) -> None:
+        """Ends the child of this name; committed with the outcome."""
+        self._wishes().send(StopChild(name), self.state)
 
     def note(self, kind: str, data: object = None) -> None:
         """A fact of the tool's own in the log; committed with the call's outcome, or not at all."""

@@ -26,7 +26,8 @@ class Desk:
 
     `broken_off` are the slots of work that was told to end. `waste` is what the latest model call has cost as long as
     nothing of it is kept: attempts that came to nothing, an answer that is looked at; `aside` the same of a compaction.
-    `asked_again` counts, by call, how often its gates had to be.
+    `asked_again` counts, by call, how often its gates had to be. `above` are the agents of a child's ancestors, whose
+    policies hold as well. `sign_at` is when work under way last gave a sign of life.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Desk:
         self.shelf = shelf_of(log, world, shared)
         self.hooks = binding.parts.hooks
         self.layers = (*world.middleware, *binding.agent.middleware)
+        self.above = (world.post.policies_above(log.state) or ()) if world.post and log.state.origin else ()
+        self.sign_at = 0.0
         self.waste = Waste()
         self.aside = Waste()
         self.broken_off: set[int] = set()
@@ -71,6 +74,7 @@ class Desk:
         return Here(self._place, state, run)
 
     def publish(self, delta: Delta) -> None:
+        self.sign_at = self.world.clock.monotonic()
         if self.log.feed.watched:
             self.log.feed.show(self.log.state.seq, delta)
 

@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.core.accept import accept
-from perdure.core.commands import Command, SendInput, StopRun
-from perdure.core.errors import PerdureError, UsageError
-from perdure.core.events import Event, Noted
+from perdure.core.commands import Command, SendInput, SendMessage, StopRun
+from perdure.core.errors import PerdureError, Refused, UsageError
+from perdure.core.events import Address, Event, Noted
 from perdure.core.fold import fold
 from perdure.core.messages import JSON, Part
+from perdure.core.specs import Limits
 from perdure.core.state import SessionState, has_due_input
+from perdure.runtime.given import given_text
+from perdure.runtime.limits import grant
 from perdure.runtime.media import Input, clean_text, to_parts
 from perdure.runtime.plain import to_plain
 
@@ -67,7 +71,32 @@ class Result(msgspec.Struct, frozen=True):
     value: Any
 
 
-Directive: TypeAlias = Emit | Schedule | Stop
+class Send(msgspec.Struct, frozen=True):
+    """A message to another session: to="parent", to="child NAME", or the id of a session of the same tenant."""
+
+    to: str
+    input: Input
+
+
+class StartChild(msgspec.Struct, frozen=True):
+    """A child under this name, whose end comes as news: an agent that is known by name, and its task.
+
+    A child that is there already hears the input.
+    """
+
+    name: str
+    agent: str
+    input: str
+    limits: Limits | None = None
+
+
+class StopChild(msgspec.Struct, frozen=True):
+    """Ends the child that was started under this name."""
+
+    name: str
+
+
+Directive: TypeAlias = Emit | Schedule | Stop | Send | StartChild | StopChild
 
 
 class Scheduled(msgspec.Struct, frozen=True):
@@ -84,6 +113,43 @@ def schedule(wish: Schedule) -> Scheduled:
         raise UsageError(f"An input is scheduled after a number of seconds, at most a century, not {wish.after!r}.")
     parts, artifacts = to_parts(wish.input)
     return Scheduled(parts, wish.after, artifacts)
+
+
+class Sending(msgspec.Struct, frozen=True):
+    """A Send, StartChild or StopChild, checked; the bytes of its artifacts are to be saved before it is committed."""
+
+    command: SendMessage
+    artifacts: dict[str, bytes]
+
+
+def sending(wish: Send | StartChild | StopChild, state: SessionState) -> Sending:
+    """Checks what was asked for; a UsageError or Refused says what is wrong with it."""
+    match wish:
+        case Send(to=to, input=input):
+            parts, artifacts = to_parts(input)
+            command = SendMessage(address(to), parts)
+        case StartChild(name=name, agent=agent, input=input, limits=limits):
+            granted = grant(state.run, limits) if state.run else limits
+            parts, artifacts = to_parts(input)
+            command = SendMessage(Address("child", given_text(name, "A child's name")), parts, agent, granted)
+            depth = granted.depth if granted else None
+            if depth is not None and depth < 0:
+                raise Refused("Sub-agents may not be nested deeper than this.")
+        case StopChild(name=name):
+            command, artifacts = SendMessage(Address("child", given_text(name, "A child's name"))), {}
+    accept(state, command)
+    return Sending(command, artifacts)
+
+
+def address(to: str) -> Address:
+    """Whom the words name: the parent, a child, or a session by its id."""
+    to = given_text(to, "An address")
+    kind, _, name = to.partition(" ")
+    if to == "parent":
+        return Address("parent")
+    if kind == "child" and name.strip():
+        return Address("child", name.strip())
+    return Address("session", to)
 
 
 def emitted(wish: Emit) -> Noted:
@@ -109,6 +175,10 @@ def stopped(run: int, by: str, why: str) -> Late:
 def sent(wish: Scheduled, by: str, now: float) -> Late:
     at = now + wish.after if wish.after > 0 else None
     return _commanded(SendInput(wish.parts, at=at, by=by))
+
+
+def dispatched(wish: Sending, by: str) -> Late:
+    return _commanded(replace(wish.command, by=by))
 
 
 def accepted(state: SessionState, command: Command) -> tuple[Event, ...]:

@@ -22,8 +22,11 @@ from perdure.core.actions import (
     CallModel,
     CheckCall,
     CompactHistory,
+    DeliverMessage,
     EndOperation,
     EndRun,
+    RecallChild,
+    ReportEnd,
     RunTool,
     StartRun,
     SuspendCall,
@@ -45,7 +48,7 @@ from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
-from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, slot_of
+from perdure.runtime.flight import COMPACTION, VETTING, Cause, Errand, Flight, slot_of
 from perdure.runtime.hook_phases import may_push
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
 from perdure.runtime.log import Change, SessionLog
@@ -59,6 +62,7 @@ T = TypeVar("T")
 
 STORE_PATIENCE = (0.1, 0.5, 2.0, 5.0)
 CANCEL_GRACE = 2.0
+ENDS = (AppendEvents, AbortModel, AbortCall, EndOperation, RecallChild, ReportEnd, DeliverMessage)
 
 
 class Driver:
@@ -188,7 +192,7 @@ class Driver:
             grew = False
             for action in next_actions(change.after):
                 # Who leaves takes no new work; an end that somebody asks for, or that is due, is none.
-                if not self._leaving or isinstance(action, AppendEvents | AbortModel | AbortCall | EndOperation):
+                if not self._leaving or isinstance(action, ENDS):
                     grew |= self._take(action, change, starts, checking)
 
     def _take(self, action: Action, change: Change, starts: list[Flight], checking: set[int]) -> bool:
@@ -216,7 +220,15 @@ class Driver:
                 return self._prepare(EndRun(end), starts)
             case AppendEvents(events=events):
                 change.add(events)
-            case VetInput() | CompactHistory() | EndRun() | EndOperation():
+            case (
+                VetInput()
+                | CompactHistory()
+                | EndRun()
+                | EndOperation()
+                | RecallChild()
+                | ReportEnd()
+                | DeliverMessage()
+            ):
                 return self._prepare(action, starts)
             case StartRun(inputs=(first, *_)) if self._binding.spec.vets_input and first not in change.after.vetted:
                 if change.after.early_stop is not None:
@@ -237,7 +249,9 @@ class Driver:
                 assert_never(action)
         return True
 
-    def _prepare(self, action: EndOperation | VetInput | CompactHistory | EndRun, starts: list[Flight]) -> bool:
+    def _prepare(
+        self, action: EndOperation | VetInput | CompactHistory | EndRun | Errand, starts: list[Flight]
+    ) -> bool:
         """Work that changes nothing until it lands; the rules ask for it until then."""
         slot = slot_of(action)
         if slot not in self._flights and not any(slot_of(flight.action) == slot for flight in starts):
@@ -256,6 +270,8 @@ class Driver:
         run = state.run
         if run is not None and self._time_left(state) <= 0:
             change.add(accept(state, StopRun("seconds")))
+        elif run is not None and self._silence_left(state) <= 0:
+            change.add(accept(state, StopRun("silence")))
         calls = run.calls if run is not None else ()
         if [call for call in calls if call.pause and call.pause.expires_at is not None] or state.queue:
             change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
@@ -265,6 +281,13 @@ class Driver:
         if run is None or run.limits.seconds is None or run.stop or run.final or not self._flights:
             return float("inf")
         return run.limits.seconds - run.seconds - (self._world.clock.monotonic() - self._lap_from)
+
+    def _silence_left(self, state: SessionState) -> float:
+        """How long work under way may still go without a sign of life."""
+        run = state.run
+        if run is None or run.limits.silence is None or run.stop or run.final or not self._flights:
+            return float("inf")
+        return run.limits.silence - (self._world.clock.monotonic() - max(self._desk.sign_at, self._lap_from))
 
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
@@ -307,8 +330,11 @@ class Driver:
             self._lap_from = self._world.clock.monotonic()
         slot = slot_of(flight.action)
         self._flights[slot] = flight
+        self._desk.sign_at = max(self._desk.sign_at, self._lap_from)
         if isinstance(flight.action, RunTool):
-            seconds = self._binding.tools[flight.action.name].timeout
+            tool = self._binding.tools[flight.action.name]
+            # A sub-agent's time is that of its session; starting that takes none.
+            seconds = tool.timeout if tool.sub_agent is None else None
             if flight.deadline is not None:
                 seconds = max(0.0, flight.deadline - self._world.clock.now())
             if seconds is not None:
@@ -436,7 +462,7 @@ class Driver:
     def _arm(self) -> None:
         self._disarm()
         run = self._log.state.run
-        left = self._time_left(self._log.state)
+        left = min(self._time_left(self._log.state), self._silence_left(self._log.state))
         times = [call.pause.expires_at for call in (run.calls if run else ()) if call.pause]
         times += [queued.at for queued in self._log.state.queue]
         for at in times:

@@ -12,12 +12,24 @@ from perdure.core.actions import (
     CallModel,
     CheckCall,
     CompactHistory,
+    DeliverMessage,
     EndOperation,
     EndRun,
+    RecallChild,
+    ReportEnd,
     RunTool,
     VetInput,
 )
-from perdure.core.events import CallChecked, CallEnded, Event, HistoryCompacted, InputChanged, ModelFailed, RunEnded
+from perdure.core.events import (
+    CallChecked,
+    CallEnded,
+    Event,
+    HistoryCompacted,
+    InputChanged,
+    MessageSettled,
+    ModelFailed,
+    RunEnded,
+)
 from perdure.core.messages import Text
 from perdure.core.rules import next_actions
 from perdure.core.specs import Effect
@@ -26,10 +38,12 @@ from perdure.ports import Timer
 from perdure.runtime.directives import Fact, Late
 
 Cause = Literal["stop", "timeout"]
-Awaited = CallModel | CheckCall | RunTool | EndOperation | CompactHistory | VetInput | EndRun
+Errand = RecallChild | ReportEnd | DeliverMessage
+"""What is done in other sessions."""
+Awaited = CallModel | CheckCall | RunTool | EndOperation | CompactHistory | VetInput | EndRun | Errand
 """The actions that take their time."""
 
-MODEL, COMPACTION, VETTING, ENDING = 0, -1, -2, -3
+MODEL, COMPACTION, VETTING, ENDING, ERRANDS = 0, -1, -2, -3, -10
 
 
 class Flight:
@@ -109,6 +123,13 @@ class Flight:
                 return InputChanged(input, blocked=f"the guardrail failed: {reason}")
             case EndRun(end=end):
                 return end
+            case RecallChild(call=call, name=name):
+                text = f"{name} could not be told to end: {reason}."
+                return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
+            case ReportEnd(input=input):
+                return MessageSettled(input=input, dead=reason)
+            case DeliverMessage(message=message):
+                return MessageSettled(message, dead=reason)
 
     def broken_off(self) -> Event:
         """The event of work that was told to end and did: what nobody knows is not called success or failure."""
@@ -132,7 +153,7 @@ class Flight:
                     return CallEnded(call, "cancelled", (Text(f"{name} was cancelled."),))
                 text = f"{name} was cancelled while it was under way; it is not known whether it took effect."
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
-            case CompactHistory() | VetInput() | EndRun():
+            case CompactHistory() | VetInput() | EndRun() | RecallChild() | ReportEnd() | DeliverMessage():
                 return self.failed("it was broken off")
 
 
@@ -152,5 +173,9 @@ def slot_of(action: Awaited) -> int:
             return VETTING
         case EndRun():
             return ENDING
+        case ReportEnd(input=input):
+            return ERRANDS - 2 * input
+        case DeliverMessage(message=message):
+            return ERRANDS - 2 * message - 1
         case _:
             return action.call

@@ -50,7 +50,7 @@ class Hooks:
     input: other words, `Block`, `Limits` or `Overrides`. before_model: another request, or an answer of its own.
     after_model: another answer. tool_gate: "allow", "ask" or "deny", or one of them with a reason. before_tool: other
     arguments (a dict) or a `Result`. after_tool: another result. compaction: a summary of its own. natural_end: words
-    that push the run on. The others only observe; all of them may `Emit`, `Schedule` and `Stop`.
+    that push the run on. The others only observe; all of them may give directives (`Emit`, `Schedule`, `Send` …).
     """
 
     session_start: Observes[SessionMoment] | None = None

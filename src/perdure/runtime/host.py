@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from secrets import token_hex
 from typing import Any
@@ -13,12 +14,13 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from perdure.core.accept import accept
-from perdure.core.commands import Command, CompactView
+from perdure.core.commands import Command, CompactView, StopRun
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StaleEpoch, UsageError
 from perdure.core.events import Event, HistoryCompacted, Origin, SessionOpened
 from perdure.core.fits import check_schema
 from perdure.core.fold import fold
 from perdure.core.fork import fork_events
+from perdure.core.messages import JSON
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunSummary, SessionState
 from perdure.core.views import Pending, summarise
@@ -27,12 +29,15 @@ from perdure.runtime.agent import Agent, Binding, bind
 from perdure.runtime.desk import Desk
 from perdure.runtime.directives import Fact, in_turn
 from perdure.runtime.drive import Driver
+from perdure.runtime.family import children_of, remove_children
 from perdure.runtime.given import given_plain
 from perdure.runtime.log import Change, SessionLog, as_kept
 from perdure.runtime.observers import tell_session_end
 from perdure.runtime.perform import compact_aside
 from perdure.runtime.perform_compaction import NOTHING, OVERTAKEN, failed
+from perdure.runtime.post import Post
 from perdure.runtime.shared_state import SHARED, SharedState
+from perdure.runtime.subagents import labels_of
 from perdure.runtime.world import World, schema_key
 
 KEPT_WARM = 100
@@ -55,6 +60,7 @@ class Host:
         self._shared: dict[str, SharedState] = {}
         self._dropped: set[str] = set()
         self._stopping = False
+        self._post = world.post = Post(self, world.store, world.clock)
 
     async def start(self) -> None:
         if self._engine is not None:
@@ -85,7 +91,18 @@ class Host:
         for model in (*binding.models, *binding.summarisers):
             self.world.ready(model)
         self._bindings[agent.name] = binding
+        for other in binding.sub_agents.values():
+            self.bind(other)
         return binding
+
+    def known(self, agent: str) -> Binding | None:
+        return self._bindings.get(agent)
+
+    def check_data(self, agent: str, id: str, data: JSON) -> None:
+        """Refuses data that does not fit the tools of an agent that is known here."""
+        binding = self._bindings.get(agent)
+        if binding is not None:
+            check_data(binding, id, data)
 
     def models_of(self, agent: str) -> tuple[Model, ...]:
         binding = self._bindings.get(agent)
@@ -147,7 +164,7 @@ class Host:
         change = Change(log.state)
         change.add((opened,))
         await log.append(change, opening=Opening(tenant, opened.id, metadata))
-        return self._keep(log)
+        return self.keep(log)
 
     async def _reopen(self, binding: Binding, row: SessionRow, data: object) -> SessionLog:
         log = await self.load(row.uid)
@@ -166,7 +183,7 @@ class Host:
             await log.load()
             # Two callers may load at once; both must hold the same log, or the feed splits.
             log = self._logs.get(uid, log)
-        return self._keep(log)
+        return self.keep(log)
 
     async def find(self, id: str, tenant: str) -> SessionLog:
         row = await self.world.store.find(tenant, id)
@@ -263,12 +280,15 @@ class Host:
         binding = self._bindings.get(log.state.agent)
         if binding is None or not (uid in self._dropped or await self._has_work(log)):
             return
+        if self._post.policies_above(log.state) is None:
+            return  # whoever knows its ancestors knows what it may do
         try:
             claim = await self.world.store.claim(uid, self._owner)
             if claim is not None and not self._stopping:
                 if claim.head != log.state.seq:
                     await log.refresh()
                 shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
+                await self._end_orphan(log)
                 driver = self._drivers[uid] = Driver(log, binding, self.world, claim, shared)
                 await driver.run()
         except StaleEpoch:
@@ -282,6 +302,12 @@ class Host:
         finally:
             self._drivers.pop(uid, None)
         self._dropped.discard(uid)
+
+    async def _end_orphan(self, log: SessionLog) -> None:
+        """A child whose parent is gone, or wants nothing of it any more, is ended by whoever finds it."""
+        if not await self._post.is_wanted(log.state):
+            with suppress(Refused):
+                await self.request(log, StopRun("cancel", "its parent is gone"))
 
     async def _shared_by(self, tenant: str) -> SharedState:
         """The keys that the tenant's sessions share; followed from now on, so that others' changes are seen here."""
@@ -300,7 +326,7 @@ class Host:
                     await log.append(change, opening=Opening(tenant, SHARED, {}))
                 except Conflict:
                     continue
-                self._keep(log)
+                self.keep(log)
             if tenant not in self._shared:
                 log.attach()
                 self._shared[tenant] = SharedState(log)
@@ -334,15 +360,22 @@ class Host:
             state.agent,
             state.tenant,
             data=state.data,
-            metadata=state.metadata,
+            metadata=labels_of(state.metadata),
             origin=Origin(log.uid, state.seq),
         )
         change = Change(state)
         change.add(fork_events(state, opened))
-        await fork.append(change, opening=Opening(state.tenant, opened.id, state.metadata, base=log.uid))
-        return self._keep(fork)
+        await fork.append(change, opening=Opening(state.tenant, opened.id, opened.metadata, base=log.uid))
+        return self.keep(fork)
 
     async def delete(self, log: SessionLog) -> None:
+        """Forgets the session and its children; those that still work are ended first."""
+        children = await children_of(self, log.uid)
+        await self._delete(log)
+        if children:
+            await remove_children(self, self.world.clock, children)
+
+    async def _delete(self, log: SessionLog) -> None:
         for tries_left in reversed(range(LET_GO_TRIES)):
             try:
                 await self.world.store.delete(log.uid)
@@ -385,7 +418,7 @@ class Host:
         found = await self.world.store.runnable(list(self._bindings), now=now)
         return [*found, *self._dropped.difference(found)]
 
-    def _keep(self, log: SessionLog) -> SessionLog:
+    def keep(self, log: SessionLog) -> SessionLog:
         self._logs[log.uid] = log
         self._warm[log.uid] = log
         self._warm.move_to_end(log.uid)

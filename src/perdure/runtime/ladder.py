@@ -178,6 +178,8 @@ class Ladder:
     async def _stream(self, model: Model, request: ModelRequest) -> ModelResponse:
         feed, items, head = self._desk.log.feed, self._items, self._desk.log.state.seq
         is_shown = self._draft is not None
+        run = self._desk.log.state.run
+        is_timed = run is not None and run.limits.silence is not None
         if self._draft is not None:
             self._draft.begin(items, model.name, traits_of(model).provider, self._clock.monotonic())
         stream = model.stream(request)
@@ -186,6 +188,8 @@ class Ladder:
                 if isinstance(item, ModelResponse):
                     return item
                 items.append(item)
+                if is_timed:
+                    self._desk.sign_at = self._clock.monotonic()
                 if is_shown and feed.watched:
                     feed.show(head, item)
                 if not len(items) % YIELD_EVERY:

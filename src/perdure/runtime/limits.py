@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.core.events import Reservation
 from perdure.core.messages import Plain, Usage
+from perdure.core.specs import Limits
 from perdure.core.state import RunState, SessionState
 from perdure.ports import Model
 from perdure.runtime.waste import price_of
@@ -31,16 +32,50 @@ def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) 
     if final:
         output = min(output, ANSWER_OUTPUT)
         return Room(_reservation(model, prompt, output), output)
+    away = granted_by(run)
     if limits.tokens is not None:
-        output = min(output, limits.tokens - run.usage.total - prompt)
+        output = min(output, limits.tokens - run.usage.total - away.tokens - prompt)
         if output < 1:
             return Room(limit="tokens")
     if limits.cost_usd is not None:
-        left = limits.cost_usd - run.cost_usd
+        left = limits.cost_usd - run.cost_usd - away.cost_usd
         output = _affordable(model, prompt, output, left)
         if output < 1:
             return Room(limit="cost_usd")
     return Room(_reservation(model, prompt, output), output)
+
+
+def granted_by(run: RunState) -> Reservation:
+    """What sub-agents that are under way may still spend."""
+    granted = [call.granted for call in (*run.calls, *run.background) if call.granted and call.status != "ended"]
+    return Reservation(sum(item.tokens or 0 for item in granted), sum(item.cost_usd or 0.0 for item in granted))
+
+
+def grant(run: RunState, *wanted: Limits | None) -> Limits:
+    """What a sub-agent may spend: no more than it wants, and than its share of what the run has left.
+
+    The agent calls of a turn that have not begun share equally; what one does not use is there for those behind it.
+    """
+    limits, away, own = run.limits, granted_by(run), [item for item in wanted if item is not None]
+    waiting = [call for call in run.calls if not call.attempts and call.status not in ("ended", "refused", "invalid")]
+    share = max(1, len([call for call in waiting if call.kind == "agent" or call.status == "proposed"]))
+    left: dict[str, float | None] = {
+        "turns": None,
+        "tokens": None if limits.tokens is None else (limits.tokens - run.usage.total - away.tokens) // share,
+        "cost_usd": None if limits.cost_usd is None else (limits.cost_usd - run.cost_usd - away.cost_usd) / share,
+        "calls": None if limits.calls is None else (limits.calls - run.called) // share,
+        "seconds": None if limits.seconds is None else limits.seconds - run.seconds,
+        "silence": limits.silence,
+        "depth": None if limits.depth is None else limits.depth - 1,
+        "children": limits.children,
+    }
+    values = {name: _least(value, *(getattr(item, name) for item in own)) for name, value in left.items()}
+    return Limits(**values, at_limit=own[-1].at_limit if own else "stop")  # pyright: ignore[reportArgumentType]
+
+
+def _least(*values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(0, min(known)) if known else None
 
 
 def has_room_for(run: RunState, model: Model, usage: Usage) -> bool:

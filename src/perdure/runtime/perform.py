@@ -6,11 +6,24 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from perdure.core.actions import Action, CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
+from perdure.core.actions import (
+    Action,
+    CallModel,
+    CheckCall,
+    CompactHistory,
+    DeliverMessage,
+    EndOperation,
+    EndRun,
+    RecallChild,
+    ReportEnd,
+    RunTool,
+    VetInput,
+)
 from perdure.core.errors import UsageError
 from perdure.core.events import (
     CallChecked,
     CallEnded,
+    CallSuspended,
     Event,
     HistoryCompacted,
     InputChanged,
@@ -29,6 +42,7 @@ from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_compaction import NO_PROGRESS, compact_history
+from perdure.runtime.perform_family import deliver_message, recall_child, report_end
 from perdure.runtime.perform_model import call_model, number_calls
 from perdure.runtime.vetting import vet_answer, vet_words
 from perdure.runtime.waste import Waste
@@ -37,6 +51,8 @@ from perdure.runtime.waste import Waste
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     action, stand_in = flight.action, desk.world.stand_in
+    if isinstance(action, RecallChild | ReportEnd | DeliverMessage):
+        return as_kept(await _run_errand(desk, flight, action))
     if isinstance(action, CallModel):
         desk.waste = Waste()
     elif isinstance(action, CompactHistory):
@@ -55,6 +71,16 @@ async def perform(desk: Desk, flight: Flight) -> Event:
     if isinstance(event, HistoryCompacted) and not event.tokens_before:
         event = _counted(desk, event)
     return as_kept(event)
+
+
+async def _run_errand(desk: Desk, flight: Flight, action: RecallChild | ReportEnd | DeliverMessage) -> Event:
+    match action:
+        case RecallChild():
+            return await recall_child(desk, flight, action)
+        case ReportEnd():
+            return await report_end(desk, action)
+        case DeliverMessage():
+            return await deliver_message(desk, action)
 
 
 async def compact_aside(desk: Desk) -> tuple[HistoryCompacted, list[Fact]]:
@@ -130,9 +156,10 @@ def _fitting(desk: Desk, flight: Flight, event: object) -> Event:
             return event if event.blocked else replace(event, vetted=True)
         case (CheckCall(), CallChecked(verdict="stale")):
             pass
-        case (CheckCall(call=call), CallChecked(call=about)) | (
-            RunTool(call=call) | EndOperation(call=call),
-            CallEnded(call=about),
+        case (
+            (CheckCall(call=call), CallChecked(call=about))
+            | (RunTool(call=call) | EndOperation(call=call), CallEnded(call=about))
+            | (RunTool(call=call), CallSuspended(call=about, kind="child"))
         ):
             if call == about:
                 return event

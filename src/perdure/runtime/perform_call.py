@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from perdure.core.actions import EndOperation, RunTool
 from perdure.core.calls import Call
 from perdure.core.codec import digest_of
-from perdure.core.errors import ToolError
-from perdure.core.events import CallAdvanced, CallChecked, CallEnded, CallStarted
+from perdure.core.errors import PerdureError, StoreError, ToolError
+from perdure.core.events import CallAdvanced, CallChecked, CallEnded, CallStarted, Event
 from perdure.core.messages import Part, Text
 from perdure.core.state import SessionState, find_call
 from perdure.runtime.clock import sleep
@@ -21,9 +21,11 @@ from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Result
 from perdure.runtime.flight import Flight
 from perdure.runtime.hook_phases import after_tool, before_tool
+from perdure.runtime.limits import grant
 from perdure.runtime.media import Artifacts, clean_text, result_parts
 from perdure.runtime.moments import CallMoment
 from perdure.runtime.perform_check import check_again, is_stale, prepared_of
+from perdure.runtime.perform_family import start_child
 from perdure.runtime.plain import to_json
 from perdure.runtime.settling import settle_wishes
 from perdure.runtime.spill import spill
@@ -32,11 +34,12 @@ from perdure.runtime.tools import Tool
 MAX_BACKOFF = 10.0
 
 
-def start_of(desk: Desk, action: RunTool, call: Call | None) -> CallStarted | CallEnded | CallChecked:
+def start_of(desk: Desk, action: RunTool, state: SessionState) -> CallStarted | CallEnded | CallChecked:
     """The intent to commit before the tool starts; a tool that is gone from the code ends the call instead.
 
     What was approved and is not what would run now is taken back: it is judged and asked about again.
     """
+    call = find_call(state.run, action.call)
     tool = desk.binding.tools.get(action.name)
     if tool is None:
         return _not_started(action, tool, "the tool no longer exists.")
@@ -47,7 +50,15 @@ def start_of(desk: Desk, action: RunTool, call: Call | None) -> CallStarted | Ca
     except (Exception, SystemExit) as error:  # noqa: BLE001 - key functions are user code
         return _not_started(action, tool, describe(error))
     key = key or digest_of(desk.log.uid, str(action.call), action.digest)
-    return CallStarted(action.call, tool.spec.effect, action.attempt, key, tool.on_unknown)
+    intent = CallStarted(action.call, tool.spec.effect, action.attempt, key, tool.on_unknown)
+    if tool.sub_agent is None or state.run is None:
+        return intent
+    if call is not None and call.child:
+        return replace(intent, child=call.child, granted=call.granted)
+    named = tool.parse(action.arguments).get("child", "")
+    child = tool.sub_agent.uid(desk.log.uid, action.name, action.call, named)
+    granted = grant(state.run, tool.sub_agent.agent.limits, tool.sub_agent.limits)
+    return replace(intent, child=child, granted=granted)
 
 
 def take_back(call: int) -> CallChecked:
@@ -66,7 +77,7 @@ async def end_operation(desk: Desk, action: EndOperation) -> CallEnded:
     return CallEnded(action.call, "unknown", (Text(text),), in_doubt=True)
 
 
-async def run_tool(desk: Desk, flight: Flight, action: RunTool) -> CallEnded:
+async def run_tool(desk: Desk, flight: Flight, action: RunTool) -> Event:
     """Runs the tool, with the hooks around it, and reports its outcome; only the driver's cancellation gets out."""
     call = find_call(desk.log.state.run, action.call)
     if call is not None and call.name != action.name:
@@ -91,8 +102,19 @@ async def run_tool(desk: Desk, flight: Flight, action: RunTool) -> CallEnded:
         if isinstance(came, CallEnded):
             return came
         own, values = (came, values) if isinstance(came, Result) else (None, came)
+    if tool.sub_agent is not None and own is None:
+        return await _start_child(desk, flight, action, values)
     ended = await _run(desk, flight, action, values, context, own)
     return await after_tool(desk, flight, action, values, ended) if desk.hooks.after_tool else ended
+
+
+async def _start_child(desk: Desk, flight: Flight, action: RunTool, values: dict[str, Any]) -> Event:
+    """A child that cannot be started is an error like any other; one that a store did not take may be there."""
+    try:
+        return await start_child(desk, flight, action, values)
+    except PerdureError as error:
+        tool = desk.binding.tools[action.name]
+        return CallEnded(action.call, "error", _failure(tool, error), in_doubt=isinstance(error, StoreError))
 
 
 async def _run(

@@ -25,7 +25,7 @@ from perdure.runtime.flight import Flight
 from perdure.runtime.hook_phases import judge_gates, judge_gates_now
 from perdure.runtime.moments import CallMoment
 from perdure.runtime.plain import to_plain
-from perdure.runtime.policy import CallView, Judgement, judge, judge_now, settle_ask
+from perdure.runtime.policy import UNASKED, CallView, Judgement, judge, judge_now, settle_ask, stricter
 from perdure.runtime.questions import questions_in, response_schema, show_questions
 from perdure.runtime.tools import Tool
 from perdure.runtime.wishes import Prepared
@@ -61,14 +61,7 @@ def check_now(desk: Desk, action: CheckCall, after: list[Fact], state: SessionSt
     if changed := _changed_since(desk, action, case):
         return _checked(desk, action, case, changed)
     try:
-        judgement = judge_now(
-            desk.binding.agent.policy,
-            case,
-            case.view,
-            desk.log.state.remembered,
-            case.digest,
-            approved=_is_approved(desk, action, case),
-        )
+        judgement = _judge_now(desk, case, approved=_is_approved(desk, action, case))
     except SystemExit as error:
         # Raised by a predicate here, in the driver, it would end the program and all its sessions.
         return CallChecked(action.call, "deny", "check", describe(error))
@@ -92,18 +85,32 @@ async def check_call(desk: Desk, flight: Flight, action: CheckCall) -> CallCheck
             return _invalid(action, f"{action.name} cannot be prepared: {_words(error)}")
     if changed := _changed_since(desk, action, case):
         return _checked(desk, action, case, changed)
-    judgement = await judge(
-        desk.binding.agent.policy,
-        case,
-        case.view,
-        desk.log.state.remembered,
-        case.digest,
-        approved=_is_approved(desk, action, case),
-    )
+    judgement = await _judge(desk, case, approved=_is_approved(desk, action, case))
     if desk.hooks.tool_gate:
         gated = await judge_gates(desk, flight, _moment(desk, action.call, case, judgement, flight.state), judgement)
         judgement = _settled(desk, action, case, gated)
     return _checked(desk, action, case, judgement)
+
+
+def _judge_now(desk: Desk, case: Case, *, approved: bool) -> Judgement | None:
+    """The policy's verdict, and those of all agents above: the strictest counts."""
+    remembered, policy = desk.log.state.remembered, desk.binding.agent.policy
+    said = judge_now(policy, case, case.view, remembered, case.digest, approved=approved)
+    for above in desk.above:
+        other = judge_now(above.policy, UNASKED, case.view, remembered, case.digest, approved=approved)
+        if said is None or other is None:
+            return None
+        said = stricter(said, other, above.agent)
+    return said
+
+
+async def _judge(desk: Desk, case: Case, *, approved: bool) -> Judgement:
+    remembered, policy = desk.log.state.remembered, desk.binding.agent.policy
+    said = await judge(policy, case, case.view, remembered, case.digest, approved=approved)
+    for above in desk.above:
+        other = await judge(above.policy, UNASKED, case.view, remembered, case.digest, approved=approved)
+        said = stricter(said, other, above.agent)
+    return said
 
 
 def _changed_since(desk: Desk, action: CheckCall, case: Case) -> Judgement | None:
@@ -127,8 +134,7 @@ async def check_again(desk: Desk, flight: Flight, call: int, name: str, argument
     case = _open_case(desk, action)
     if isinstance(case, CallChecked):
         return case.reason
-    remembered = desk.log.state.remembered
-    said = await judge(desk.binding.agent.policy, case, case.view, remembered, case.digest)
+    said = await _judge(desk, case, approved=False)
     if desk.hooks.tool_gate:
         gated = await judge_gates(desk, flight, _moment(desk, call, case, said), said)
         said = _settled(desk, action, case, gated)
@@ -160,6 +166,8 @@ def bound_of(desk: Desk, spec: ToolSpec, arguments: str, prepared: Prepared | No
     requester = encode_json([state.tenant, state.uid, state.agent])
     shown = encode_json([prepared.snapshot, prepared.revision]) if prepared else b""
     policy = encode_json(desk.binding.spec.policy)
+    if desk.above:
+        policy += encode_json([above.policy.spec for above in desk.above])
     circumstances = digest_of(encode_json(spec), policy, requester, shown)
     return f"{circumstances}:{digest_of(spec.name, _canonical(arguments))}"
 

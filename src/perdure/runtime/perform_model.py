@@ -172,6 +172,8 @@ def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | N
     """
     binding, policy = desk.binding, desk.binding.agent.policy
     tools = binding.offered
+    if desk.above:
+        tools = tuple(tool for tool in tools if not any(above.policy.forbids(tool.name) for above in desk.above))
     is_plain = next is None and not (run.tools or state.has_spilled or binding.hides)
     if is_plain and state.spec_digest == binding.digest:
         return tools

@@ -64,10 +64,10 @@ class Assembled(msgspec.Struct, frozen=True, eq=False):
 
 
 class Own(msgspec.Struct, frozen=True, eq=False):
-    """What an agent brings itself."""
+    """What an agent brings itself; its tools may be other agents."""
 
     name: str
-    tools: Sequence[Tool[..., Any] | Callable[..., Any]]
+    tools: Sequence[Any]
     hooks: Sequence[Hooks]
     guardrails: Sequence[Guardrail]
     instructions: Words

@@ -82,6 +82,13 @@ class Policy(msgspec.Struct, frozen=True, eq=False):
         return any(isinstance(rule, str) and matches(rule, tool) for rule in self.deny)
 
 
+class _Unasked:
+    """A tool seen from above, where only rules count."""
+
+    ask: bool | Predicate = False
+
+
+UNASKED = _Unasked()
 _ALLOWED = Judgement("allow")
 _NO_RULES = Policy()
 
@@ -138,6 +145,16 @@ async def judge(
             predicate = steps.send(answer)
     except StopIteration as end:
         return end.value
+
+
+_STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
+
+
+def stricter(own: Judgement, other: Judgement, agent: str) -> Judgement:
+    """Of an agent's verdict and that of an agent above it, the stricter one; the other's says whose it is."""
+    if _STRICTNESS[other.verdict] <= _STRICTNESS[own.verdict]:
+        return own
+    return Judgement(other.verdict, f"{other.rule} of {agent}", other.reason)
 
 
 def settle_ask(

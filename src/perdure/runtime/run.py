@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator
 from typing import Any, Generic
 
-from perdure.core.deltas import AttemptDiscarded, Delta, DeltasDropped, TextDelta
+from perdure.core.deltas import AttemptDiscarded, DeltasDropped, TextDelta
 from perdure.core.errors import UsageError
 from perdure.core.events import InputAccepted, ModelResponded, RunEnded
-from perdure.core.rules import next_actions
-from perdure.core.state import SessionState, in_flight
-from perdure.core.views import pending_of
-from perdure.ports import Record
+from perdure.core.state import SessionState
+from perdure.core.views import Pending
+from perdure.ports import Item, Record
 from perdure.runtime.agent import OutputT
-from perdure.runtime.follow import follow
+from perdure.runtime.family import follow_family, pending_in, until_still
 from perdure.runtime.host import Host
 from perdure.runtime.log import SessionLog
 from perdure.runtime.results import RunResult
@@ -40,10 +39,10 @@ class Run(Generic[OutputT]):
     def __await__(self) -> Generator[Any, None, RunResult[OutputT]]:
         return self._settled().__await__()
 
-    async def stream(self) -> AsyncIterator[Record | Delta]:
-        """Records and deltas of this run, in order; ends with it."""
+    async def stream(self) -> AsyncIterator[Item]:
+        """Records and deltas of this run, in order, and what its sub-agents do meanwhile; ends with it."""
         is_open = False
-        async for item in follow(self._log, self._host.world.store, self._after):
+        async for item in follow_family(self._host, self._host.world.store, self._log, self._after):
             if not isinstance(item, Record):
                 if is_open:
                     yield item
@@ -72,23 +71,16 @@ class Run(Generic[OutputT]):
                     pass
 
     async def _settled(self) -> RunResult[OutputT]:
-        log = self._log
-        log.attach()
-        try:
-            await log.refresh()
-            await log.until(lambda state: self._is_settled(state))
-        finally:
-            log.detach()
-        return self._result(log.state)
-
-    def _is_settled(self, state: SessionState) -> bool:
-        number = state.taken.get(self._input)
-        if number is not None and number <= len(state.ended):
-            return True
         # Behind a run that waits, a queued input waits with it.
-        return state.run is not None and not in_flight(state) and not next_actions(state)
+        await until_still(self._host, self._log, self._is_over)
+        state = self._log.state
+        return self._result(state, () if self._is_over(state) else await pending_in(self._host, state))
 
-    def _result(self, state: SessionState) -> RunResult[OutputT]:
+    def _is_over(self, state: SessionState) -> bool:
+        number = state.taken.get(self._input)
+        return number is not None and number <= len(state.ended)
+
+    def _result(self, state: SessionState, pending: tuple[Pending, ...]) -> RunResult[OutputT]:
         number = state.taken.get(self._input)
         if number is not None and number <= len(state.ended):
             ended = state.ended[number - 1]
@@ -110,5 +102,5 @@ class Run(Generic[OutputT]):
             usage=run.usage,
             cost_usd=run.cost_usd if run.is_priced else None,
             turns=run.turn,
-            pending=pending_of(state),
+            pending=pending,
         )

@@ -10,20 +10,27 @@ from typing import Any, Generic
 from msgspec.structs import replace
 
 from perdure.core.codec import digest_of, encode_json
-from perdure.core.commands import CancelBackground, ChangeSettings, ContinueRun, Decide, DecideAll, SendInput, StopRun
-from perdure.core.deltas import Delta
-from perdure.core.errors import Conflict
+from perdure.core.commands import (
+    CancelBackground,
+    ChangeSettings,
+    ContinueRun,
+    Decide,
+    DecideAll,
+    SendAgain,
+    SendInput,
+    StopRun,
+)
+from perdure.core.errors import Conflict, NotFound
 from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
 from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
-from perdure.core.state import SessionState
+from perdure.core.state import DeadLetter, SessionState
 from perdure.core.transcript import FullHistory, transcript
-from perdure.core.views import Pending, pending_of
-from perdure.ports import Model, Record
-from perdure.runtime import travel
+from perdure.core.views import Pending
+from perdure.ports import Item, Model, Record, SessionRow
+from perdure.runtime import family, travel
 from perdure.runtime.agent import OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
-from perdure.runtime.follow import follow
 from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.host import Host
 from perdure.runtime.log import SessionLog
@@ -187,9 +194,15 @@ class Session(Generic[OutputT]):
         return await self.resume(limits=limits, on_pending=on_pending)
 
     async def answer(self, answers: Mapping[str, Any], *, by: str = "") -> None:
-        """Answers several pending questions or calls at once, by their ids: all of them, or none."""
-        decisions = [Decide(pending, "answer", by=by, value=given_plain(value)) for pending, value in answers.items()]
-        await self._host.request(self._log, DecideAll(tuple(decisions)))
+        """Answers several pending questions or calls at once, by their ids: all of one session's, or none of them."""
+        logs: dict[str, SessionLog] = {}
+        decisions: dict[str, list[Decide]] = {}
+        for pending, value in answers.items():
+            log = await self._place_of(pending)
+            logs[log.uid] = log
+            decisions.setdefault(log.uid, []).append(Decide(pending, "answer", by=by, value=given_plain(value)))
+        for uid, log in logs.items():
+            await self._host.request(log, DecideAll(tuple(decisions[uid])))
 
     async def decide(
         self,
@@ -203,13 +216,13 @@ class Session(Generic[OutputT]):
         remember: bool | str = False,
         id: str = "",
     ) -> None:
-        """Answers a suspended call. It is decided once, by whoever is first; returns when the answer is durable.
+        """Answers a suspended call, of this session or of a sub-agent's below it, and returns when that is durable.
 
-        A `value` that comes with an approval reaches the tool as `ctx.decision`. The same decision `id` again is the
-        same decision.
+        It is decided once, by whoever is first. A `value` that comes with an approval reaches the tool as
+        `ctx.decision`. The same decision `id` again is the same decision.
         """
         await self._host.request(
-            self._log,
+            await self._place_of(pending),
             Decide(
                 pending,
                 decision,
@@ -289,9 +302,9 @@ class Session(Generic[OutputT]):
     async def delete(self) -> None:
         await self._host.delete(self._log)
 
-    async def stream(self, *, after: int = 0) -> AsyncIterator[Record | Delta]:
+    async def stream(self, *, after: int = 0) -> AsyncIterator[Item]:
         """The past, then live, until the runtime closes; records never have a gap."""
-        async for item in follow(self._log, self._host.world.store, after):
+        async for item in family.follow_family(self._host, self._host.world.store, self._log, after):
             yield item
 
     async def records(self, *, after: int = 0, limit: int | None = None) -> list[Record]:
@@ -330,13 +343,42 @@ class Session(Generic[OutputT]):
             after = page[-1].seq
 
     async def usage(self) -> Usage:
+        """All that it has used, its sub-agents included, and what those at work have used so far."""
         await self._log.refresh()
-        return self._log.state.usage
+        return await family.usage_in(self._host, self._log.state)
 
     async def pending(self) -> tuple[Pending, ...]:
-        """What waits for a decision."""
+        """What waits for a decision, here and in the sessions of sub-agents."""
         await self._log.refresh()
-        return pending_of(self._log.state)
+        return await family.pending_in(self._host, self._log.state)
+
+    async def message(self, to: str, input: Input, *, by: str = "") -> int:
+        """A message of this session's to another one ("parent", "child NAME" or an id); returns its number.
+
+        It arrives once, behind those sent there before; what cannot be brought is a dead letter.
+        """
+        return await family.send_message(self._host, self._log, to, input, by)
+
+    async def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """Messages that could not be brought, and why."""
+        await self._log.refresh()
+        return self._log.state.dead
+
+    async def send_again(self, message: int) -> None:
+        """A dead letter is sent once more, by its number."""
+        await self._host.request(self._log, SendAgain(message))
+
+    async def children(self) -> list[SessionRow]:
+        """The sessions of its sub-agents, newest first."""
+        return await family.children_of(self._host, self.uid)
+
+    async def _place_of(self, pending: str) -> SessionLog:
+        """Where a decision belongs: here, or in a session below."""
+        uid = pending.split("-")[0]
+        try:
+            return await family.find_below(self._host, self._log, uid)
+        except NotFound:
+            return self._log
 
     async def _finish(self, run: Run[OutputT], on_pending: OnPending | None) -> RunResult[OutputT]:
         result = await run

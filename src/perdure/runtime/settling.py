@@ -12,7 +12,7 @@ from perdure.core.events import CallEnded, Event, Noted
 from perdure.core.messages import Text
 from perdure.core.state import SessionState
 from perdure.runtime.desk import Desk, describe
-from perdure.runtime.directives import Fact, Scheduled, Stop, in_turn, sent, stopped
+from perdure.runtime.directives import Fact, Scheduled, Sending, Stop, dispatched, in_turn, sent, stopped
 from perdure.runtime.flight import Flight
 from perdure.runtime.wishes import Wishes
 
@@ -28,9 +28,8 @@ async def settle_wishes(desk: Desk, flight: Flight, action: RunTool, ended: Call
             await desk.shared.change(wishes, by=f"{action.name} (call {action.call})", origin=origin)
         except ValueError as error:
             return _conflict(action, str(error))
-    for scheduled in wishes.scheduled:
-        for digest, data in scheduled.artifacts.items():
-            await desk.world.store.save_artifact(desk.log.uid, digest, data)
+    for digest, data in wishes.artifacts.items():
+        await desk.world.store.save_artifact(desk.log.uid, digest, data)
     settled = replace(ended, ends=wishes.ends, output=wishes.output, changes=wishes.settled(state), next=wishes.next)
     wishes.keep(state)
     if wishes.changes or wishes.directives:
@@ -58,8 +57,10 @@ def _settle(desk: Desk, action: RunTool, wishes: Wishes, event: Event, state: Se
     return in_turn(state, [event, *(_fact(desk, wish, by, run) for wish in wishes.directives)])
 
 
-def _fact(desk: Desk, wish: Noted | Scheduled | Stop, by: str, run: int) -> Fact:
+def _fact(desk: Desk, wish: Noted | Scheduled | Sending | Stop, by: str, run: int) -> Fact:
     match wish:
+        case Sending():
+            return dispatched(wish, by)
         case Noted():
             return wish
         case Scheduled():

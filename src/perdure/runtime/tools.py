@@ -44,6 +44,7 @@ from perdure.runtime.signature import (
     read_signature,
     underlying,
 )
+from perdure.runtime.subagents import SubAgent
 
 if TYPE_CHECKING:
     # Type checkers bring typing_extensions along: a bare `Tool` means any tool.
@@ -126,6 +127,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     hidden: bool = False
     deferred: bool = False
     enclosing: Mapping[str, Any] = {}
+    sub_agent: SubAgent | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -251,7 +253,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             self.timeout,
             asks=self.ask is not False,
             kind=self.kind,
-            response=_response_schema(self.function) if self.kind != "function" else None,
+            response=_response_schema(self.function) if self.kind not in ("function", "agent") else None,
             listens=self.attached("listen") is not None,
             retries=self.retries,
             background=self.background,
@@ -299,9 +301,12 @@ def tool(
     return decorate
 
 
-def as_tool(function: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
-    """The tool itself, or a plain function as a tool with the default effect."""
-    return cast("Tool[..., Any]", function) if isinstance(function, Tool) else _make(function, {}, None)
+def as_tool(function: Any) -> Tool[..., Any]:
+    """The tool itself, an agent as one, or a plain function as a tool with the default effect."""
+    if isinstance(function, Tool):
+        return cast("Tool[..., Any]", function)
+    of_agent = getattr(function, "as_tool", None)
+    return of_agent() if of_agent is not None else _make(function, {}, None)
 
 
 def check_names(tools: Sequence[Tool[..., Any]]) -> None:
@@ -353,6 +358,8 @@ def _check(made: Tool[..., Any]) -> None:
         raise UsageError(f"{label}: key={made.key!r}; give a function of the tool's arguments.")
     if made.kind not in get_args(ToolKind):
         raise UsageError(f"{label}: kind={made.kind!r} is none; take one of {', '.join(get_args(ToolKind))}.")
+    if made.kind == "agent" and made.sub_agent is None:
+        raise UsageError(f"{label}: kind='agent' is for agents; write agent.as_tool(…).")
     if made.retries < 0 or (made.retries and made.effect not in ("read", "idempotent")):
         raise UsageError(f"{label}: retries={made.retries}; only what is read or idempotent may be tried again.")
     is_answer = isinstance(made.on_expiry, tuple) and len(made.on_expiry) == 2 and made.on_expiry[0] == "answer"

@@ -15,7 +15,19 @@ from perdure.core.errors import UsageError
 from perdure.core.messages import JSON
 from perdure.core.specs import NextTurn
 from perdure.core.state import SessionState
-from perdure.runtime.directives import Emit, Schedule, Scheduled, Stop, emitted, schedule
+from perdure.runtime.directives import (
+    Emit,
+    Schedule,
+    Scheduled,
+    Send,
+    Sending,
+    StartChild,
+    Stop,
+    StopChild,
+    emitted,
+    schedule,
+    sending,
+)
 from perdure.runtime.plain import to_plain
 from perdure.runtime.schema import Codec, codec_of
 
@@ -162,9 +174,14 @@ class Wishes:
             case Stop():
                 self.directives.append(wish)
 
+    def send(self, wish: Send | StartChild | StopChild, state: SessionState) -> None:
+        self.directives.append(sending(wish, state))
+
     @property
-    def scheduled(self) -> list[Scheduled]:
-        return [wish for wish in self.directives if isinstance(wish, Scheduled)]
+    def artifacts(self) -> dict[str, bytes]:
+        """What has to be saved before the wishes are committed."""
+        carriers = [wish for wish in self.directives if isinstance(wish, Scheduled | Sending)]
+        return {digest: data for wish in carriers for digest, data in wish.artifacts.items()}
 
     @property
     def shares(self) -> bool:

@@ -14,6 +14,7 @@ from perdure.ports import Clock, Connected, Model, Store
 from perdure.runtime.drafts import DraftTimer
 from perdure.runtime.gates import Gates
 from perdure.runtime.hooks import Hooks
+from perdure.runtime.mail import Mail
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.schema import Codec
 from perdure.runtime.threads import DaemonThreads
@@ -26,7 +27,7 @@ class World:
     """`models` and `outputs` hold what callers passed for single runs: the log has only their names.
 
     `stand_in` may answer an action in the place of whoever would perform it: a replay asks nobody.
-    `scratch` holds, by tenant, the shared state keys that are not persistent.
+    `scratch` holds, by tenant, the shared state keys that are not persistent. By `post` sessions reach each other.
     """
 
     store: Store
@@ -43,6 +44,7 @@ class World:
     scratch: dict[str, dict[str, tuple[int, Any]]] = field(default_factory=dict[str, dict[str, tuple[int, Any]]])
     lent: int = 1
     stand_in: Callable[[Any, Action], Awaitable[Event | None]] | None = None
+    post: Mail | None = None
     gates: Gates = field(init=False)
     drafts: DraftTimer = field(init=False)
 

@@ -2,5 +2,6 @@
 
 from perdure.tools.ask_user import ask_user
 from perdure.tools.declared import external, frontend
+from perdure.tools.messages import send_message
 
-__all__ = ["ask_user", "external", "frontend"]
+__all__ = ["ask_user", "external", "frontend", "send_message"]

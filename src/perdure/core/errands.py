@@ -1,0 +1,83 @@
+"""What sessions have for each other: the ends of inputs that somebody waits for, and messages; kept until delivered.
+
+Rule 1: messages to one address go one after the other, in the order in which they were sent. Rule 2: whatever comes
+twice counts once: an end by its call, a message by its number.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from perdure.core.actions import Action, DeliverMessage, ReportEnd
+from perdure.core.commands import EndChild, SendAgain, SendMessage
+from perdure.core.errors import NotFound, Refused, UsageError
+from perdure.core.events import Address, Event, MessageSent, MessageSettled
+from perdure.core.state import DeadLetter, Owed, SessionState, find_call
+
+MAX_HOPS = 100
+"""So many sessions in a row may answer each other before somebody has to look."""
+
+
+def owed_for(state: SessionState, inputs: tuple[int, ...]) -> tuple[Owed, ...]:
+    """The inputs among these, which still wait, whose end somebody wants to hear of."""
+    wanted = [queued for queued in state.queue if queued.input in inputs]
+    return tuple(Owed(queued.input, queued.reply) for queued in wanted if queued.reply is not None)
+
+
+def errands(state: SessionState) -> tuple[Action, ...]:
+    """Everything that can be brought now."""
+    reports = [ReportEnd(owed.input) for owed in state.owed]
+    first: dict[Address, int] = {}
+    for message in state.outbox:
+        first.setdefault(message.to, message.message)
+    return (*reports, *(DeliverMessage(number) for number in first.values()))
+
+
+def send_message(state: SessionState, event: MessageSent) -> SessionState:
+    dead = tuple(letter for letter in state.dead if letter.sent.message != event.message)
+    known = [sent for sent in state.outbox if sent.message == event.message]
+    outbox = state.outbox if known else (*state.outbox, event)
+    return replace(state, messages=max(state.messages, event.message), outbox=outbox, dead=dead)
+
+
+def settle_message(state: SessionState, event: MessageSettled) -> SessionState:
+    if event.input:
+        return replace(state, owed=tuple(owed for owed in state.owed if owed.input != event.input))
+    settled = [sent for sent in state.outbox if sent.message == event.message]
+    dead = (*state.dead, *(DeadLetter(sent, event.dead) for sent in settled)) if event.dead else state.dead
+    return replace(state, outbox=tuple(sent for sent in state.outbox if sent not in settled), dead=dead)
+
+
+def accept_end(state: SessionState, command: EndChild) -> tuple[Event, ...]:
+    call = find_call(state.run, command.ended.call)
+    is_known = call is not None and call.status != "ended" and call.child == command.child
+    return (command.ended,) if is_known else ()
+
+
+def accept_message(state: SessionState, command: SendMessage) -> tuple[Event, ...]:
+    is_child = state.origin is not None and bool(state.origin.agents)
+    if command.to.kind == "parent" and not is_child:
+        raise Refused(f"Session {state.id!r} has no parent; send the message to a session by its id.")
+    if not command.parts and command.to.kind != "child":
+        raise UsageError("The message is empty; say something.")
+    hops = state.run.hops + 1 if state.run else 1
+    if hops > MAX_HOPS:
+        raise Refused(f"The message would be number {hops} in a row of sessions that answer each other; ask a person.")
+    return (
+        MessageSent(
+            state.messages + 1,
+            command.to,
+            command.parts,
+            agent=command.agent,
+            limits=command.limits,
+            by=command.by,
+            hops=hops,
+        ),
+    )
+
+
+def accept_again(state: SessionState, command: SendAgain) -> tuple[Event, ...]:
+    letter = next((letter for letter in state.dead if letter.sent.message == command.message), None)
+    if letter is None:
+        raise NotFound(f"Session {state.id!r} has no dead letter {command.message}; list them with dead_letters().")
+    return (letter.sent,)
