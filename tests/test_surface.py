@@ -127,7 +127,7 @@ def test_a_star_import_brings_nothing_else() -> None:
 
 def test_events_are_exactly_the_kinds_of_the_log() -> None:
     assert sorted(kind.__name__ for kind in get_args(Event)) == KINDS
-    assert perdure.events.__all__ == sorted([*KINDS, "Event"])
+    assert perdure.events.__all__ == sorted([*KINDS, "Event", "FromChild"])
     assert perdure.events.Event == Event
     for kind in get_args(Event):
         assert getattr(perdure.events, kind.__name__) is kind

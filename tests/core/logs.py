@@ -12,8 +12,11 @@ from perdure.core.actions import (
     CallModel,
     CheckCall,
     CompactHistory,
+    DeliverMessage,
     EndOperation,
     EndRun,
+    RecallChild,
+    ReportEnd,
     RunTool,
     StartRun,
     SuspendCall,
@@ -173,6 +176,12 @@ def brief(action: Action) -> str:
             return f"vet {number}"
         case CompactHistory(cause=cause, view=view, background=background):
             return f"compact view {view} {cause}{' beside' if background else ''}"
+        case RecallChild(call=call, cause=cause):
+            return f"recall {call} {cause}"
+        case ReportEnd(input=number):
+            return f"report the end of {number}"
+        case DeliverMessage(message=number):
+            return f"deliver {number}"
         case EndRun(end=end):
             return f"ask about: {_brief_event(end)}"
         case _:

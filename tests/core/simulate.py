@@ -9,6 +9,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any, assert_never
 
+from msgspec.structs import replace
+
 from perdure.core.accept import DECISIONS, accept
 from perdure.core.actions import (
     AbortCall,
@@ -18,8 +20,11 @@ from perdure.core.actions import (
     CallModel,
     CheckCall,
     CompactHistory,
+    DeliverMessage,
     EndOperation,
     EndRun,
+    RecallChild,
+    ReportEnd,
     RunTool,
     StartRun,
     SuspendCall,
@@ -35,13 +40,17 @@ from perdure.core.commands import (
     ContinueRun,
     CutHistory,
     Decide,
+    EndChild,
     ExpireCalls,
     ImportHistory,
+    SendAgain,
     SendInput,
+    SendMessage,
     StopRun,
 )
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import (
+    Address,
     AgentPinned,
     CallAdvanced,
     CallChecked,
@@ -53,15 +62,18 @@ from perdure.core.events import (
     HistoryCut,
     HistoryImported,
     InputChanged,
+    MessageSettled,
     ModelCalled,
     ModelFailed,
     ModelResponded,
     Noted,
+    Reply,
     Reservation,
     RunEnded,
     RunResumed,
     RunStarted,
     SessionOpened,
+    Spent,
     StateChanged,
 )
 from perdure.core.fold import evolve
@@ -95,6 +107,9 @@ TOOLS: dict[str, dict[str, Any]] = {
     "line": {"effect": "once", "sequential": True},
     "ask": {"effect": "once", "verdict": "ask"},
     "expires": {"effect": "read", "verdict": "ask", "expires": 20.0},
+    "agent": {"effect": "idempotent", "kind": "agent"},
+    "late_agent": {"effect": "idempotent", "kind": "agent", "timeout": 9.0},
+    "slow_agent": {"effect": "idempotent", "kind": "agent", "background": True},
     "deny": {"verdict": "deny"},
     "invalid": {"verdict": "invalid"},
 }
@@ -123,6 +138,7 @@ class Simulation:
         self.last_words: tuple[Part, ...] = ()
         self.values: dict[str, Any] = {}
         self.origins: set[str] = set()
+        self.working: dict[int, str] = {}
         self.has_middleware = self.random.random() < 0.4
         self.append(SessionOpened(f"u{seed}", f"s{seed}", "clerk"), AgentPinned("d", self._any_spec()))
 
@@ -164,6 +180,10 @@ class Simulation:
             elif dice < 0.18:
                 # A hook writes down what it changed; after a crash it may do so again.
                 self.append(StateChanged({"session/hook": len(self.events)}, origin=self.random.choice(("h1", "h2"))))
+            elif dice < 0.22 and self.working:
+                self.end_child()
+            elif dice < 0.23:
+                self.send(self._any_message())
             elif dice < 0.30 and COMPACTION in self.flights:
                 self.send(CompactView(self._any_compaction(CompactHistory("request", self.state.view))))
             elif not self.step():
@@ -177,6 +197,9 @@ class Simulation:
                 pending = pending_of(self.state)
                 if pending:
                     self.send(self._any_decision())
+                    continue
+                if self.working and self.state.run is not None:
+                    self.end_child()
                     continue
                 assert self.state.run is None, f"seed {self.seed}: stuck in {self.state.run}"
                 if not self.state.queue:
@@ -213,6 +236,21 @@ class Simulation:
         except (Conflict, NotFound, Refused, UsageError) as refusal:
             self.refusals.append(type(refusal).__name__)
 
+    def end_child(self) -> None:
+        """A sub-agent tells how it ended; it may do so twice, or when nobody waits for it any more."""
+        random = self.random
+        call, child = random.choice(list(self.working.items()))
+        spent = Spent(Usage(random.randrange(9), 3), random.choice((None, 0.01)), random.randrange(3))
+        outcome = random.choice(("ok", "ok", "error", "cancelled"))
+        seconds = random.random() * 9
+        ended = CallEnded(call, outcome, (Text("it says"),), seconds=seconds, spent=spent)
+        self.send(EndChild(random.choice((child, child, child, "nobody")), ended))
+        known = find_call(self.state.run, call)
+        if known is None or known.status == "ended":
+            if random.random() < 0.5:
+                self.send(EndChild(child, ended))
+            del self.working[call]
+
     def crash(self) -> None:
         """The process dies with all that it had under way; the next one finds the open intents."""
         self.flights.clear()
@@ -229,8 +267,10 @@ class Simulation:
                 return 0 not in self.flights
             case AbortCall(call=call):
                 return call not in self.flights
-            case EndOperation(call=call):
+            case EndOperation(call=call) | RecallChild(call=call):
                 return call in self.flights
+            case ReportEnd() | DeliverMessage():
+                return _errand(action) in self.flights
             case CompactHistory():
                 return COMPACTION in self.flights
             case VetInput():
@@ -285,7 +325,10 @@ class Simulation:
             case RunTool(call=call, name=name, attempt=attempt):
                 tool = TOOLS[name]
                 on_unknown = tool.get("on_unknown", "ask")
-                self.append(CallStarted(call, tool["effect"], attempt, f"key{call}", on_unknown))
+                intent = CallStarted(call, tool["effect"], attempt, f"key{call}", on_unknown)
+                if tool.get("kind") == "agent":
+                    intent = replace(intent, child=f"child{call}", granted=self._any_limits())
+                self.append(intent)
                 if tool.get("background"):
                     self.append(CallAdvanced(call, f"{name}-{call}", background=True))
                 if tool["effect"] == "resumable" and not action.operation and random.random() < 0.7:
@@ -301,8 +344,10 @@ class Simulation:
                 self.append(broken)
             case AbortCall(call=call):
                 self._abort(call)
-            case EndOperation(call=call):
+            case EndOperation(call=call) | RecallChild(call=call):
                 self.flights[call] = action
+            case ReportEnd() | DeliverMessage():
+                self.flights[_errand(action)] = action
             case _:
                 assert_never(action)
 
@@ -324,7 +369,23 @@ class Simulation:
                     verdict = "allow"
                 sequential = TOOLS[name].get("sequential", False)
                 digest = digest_of(action.arguments)
-                self.append(CallChecked(call, verdict, "rule", "because", digest, sequential))
+                kind = TOOLS[name].get("kind", "function")
+                self.append(CallChecked(call, verdict, "rule", "because", digest, sequential, kind=kind))
+            case RunTool(call=call, name=name) if TOOLS[name].get("kind") == "agent":
+                known = find_call(self.state.run, call)
+                self.working[call] = f"child{call}"
+                if known is not None and known.status != "ended":
+                    wait = TOOLS[name].get("timeout")
+                    expires_at = None if wait is None else self.now + wait
+                    self.append(CallSuspended(call, known.pauses + 1, "child", expires_at=expires_at))
+            case RecallChild(call=call):
+                known = find_call(self.state.run, call)
+                if known is not None and known.status != "ended":
+                    self.append(CallEnded(call, "unknown", (Text("not in time"),), in_doubt=True))
+            case ReportEnd(input=number):
+                self.append(MessageSettled(input=number))
+            case DeliverMessage(message=number):
+                self.append(MessageSettled(number, dead=self.random.choice(("", "", "nobody there"))))
             case RunTool(call=call):
                 outcome = self.random.choice(("ok", "ok", "ok", "error", "timeout"))
                 in_doubt = outcome == "timeout"
@@ -432,7 +493,7 @@ class Simulation:
         if dice < 0.60:
             return self._any_decision()
         if dice < 0.68:
-            return StopRun(self.random.choice(("stop", "cancel", "seconds")), by="ops")
+            return StopRun(self.random.choice(("stop", "cancel", "seconds", "silence")), by="ops")
         if dice < 0.78:
             return ExpireCalls(self.now)
         if dice < 0.82:
@@ -461,6 +522,13 @@ class Simulation:
             return CompactView(self._any_compaction(CompactHistory("request", view)))
         return self._any_input()
 
+    def _any_message(self) -> Command:
+        random = self.random
+        if self.state.dead and random.random() < 0.5:
+            return SendAgain(random.choice(self.state.dead).sent.message)
+        kind, name = random.choice((("session", "a"), ("session", "b"), ("child", "c"), ("parent", "")))
+        return SendMessage(Address(kind, name), random.choice(((), (Text("hello"),))))
+
     def _any_cut(self) -> CutHistory:
         """Back to what the session was when it rested once; of what is left, the log need not say all again."""
         random, state = self.random, self.state
@@ -487,7 +555,8 @@ class Simulation:
         words = f"words {random.randrange(2)}" if key else f"words {len(self.events)}"
         busy = random.choice(("queue", "queue", "join", "join", "interrupt", "refuse"))
         at = self.now + random.random() * 30 if random.random() < 0.2 else None
-        return SendInput((Text(words),), busy=busy, key=key, digest=digest_of(words), at=at)
+        reply = Reply("parent", random.randrange(3)) if random.random() < 0.2 else None
+        return SendInput((Text(words),), busy=busy, key=key, digest=digest_of(words), at=at, reply=reply)
 
     def _any_decision(self) -> Decide:
         random = self.random
@@ -515,10 +584,10 @@ class Simulation:
             assert broken == (turn if open_calls else set()), f"seed {self.seed}: unpaired {broken}"
         summary = summarise(state)
         at_rest = run is None and not has_due_input(state) and (summary.wake_at is not None or not state.queue)
-        waiting = any(call.status == "suspended" for call in run.calls) if run else False
+        waiting = any(call.status == "suspended" for call in (*run.calls, *run.background)) if run else False
         assert summary.runnable or at_rest or waiting, f"seed {self.seed}: stuck"
         if run:
-            flying = [call for call in run.calls if call.status == "started"]
+            flying = [call for call in run.calls if call.status == "started" or call.is_away]
             cap = state.spec.concurrency if state.spec else None
             assert cap is None or len(flying) <= cap, f"seed {self.seed}: over the cap"
             alone = any(call.sequential for call in flying)
@@ -579,3 +648,7 @@ class Simulation:
             case _:
                 pass
         assert self.state.values == self.values, f"seed {self.seed}: {self.state.values} is not {self.values}"
+
+
+def _errand(action: ReportEnd | DeliverMessage) -> int:
+    return -10 - 2 * action.input if isinstance(action, ReportEnd) else -11 - 2 * action.message

@@ -16,6 +16,8 @@ from perdure.core.events import (
     HistoryImported,
     InputAccepted,
     InputChanged,
+    MessageSent,
+    MessageSettled,
     ModelCalled,
     ModelResponded,
     RunEnded,
@@ -52,6 +54,21 @@ def check_log(session: Simulation) -> None:
     check_calls(events)
     check_starts(events)
     check_inputs(session)
+    check_errands(session)
+
+
+def check_errands(session: Simulation) -> None:
+    """Everybody who waits for an input's end hears of it once, and every message is brought or given up."""
+    events, state = session.events, session.state
+    assert (state.owed, state.outbox) == ((), ())
+    wanted = [event.input for event in events if isinstance(event, InputAccepted) and event.reply]
+    told = [event.input for event in events if isinstance(event, MessageSettled) and event.input]
+    assert sorted(told) == wanted
+    sent = Counter(event.message for event in events if isinstance(event, MessageSent))
+    settled = [event for event in events if isinstance(event, MessageSettled) and event.message]
+    assert Counter(event.message for event in settled) == sent
+    last = {event.message: event.dead for event in settled}
+    assert {letter.sent.message for letter in state.dead} == {number for number, dead in last.items() if dead}
 
 
 def check_runs(events: list[Event]) -> None:
@@ -163,7 +180,7 @@ def test_the_simulation_reaches_every_corner() -> None:
     assert len(kinds) == len(Event.__args__)  # pyright: ignore[reportAttributeAccessIssue]
     assert set(reasons) == {"completed", "limit", "stopped", "cancelled", "failed", "refusal"}
     assert set(outcomes) == {"ok", "error", "denied", "cancelled", "timeout", "unknown", "superseded"}
-    assert set(refusals) == {"Conflict", "NotFound", "Refused"}
+    assert set(refusals) == {"Conflict", "NotFound", "Refused", "UsageError"}
     assert repeated > 20
     assert stale > 5
     assert set(compactions) == {"threshold", "overflow", "request", "error", "shorter", "pruned"}

@@ -79,6 +79,18 @@ class Call(Plain, frozen=True):
         return bool(self.child) and self.status in ("suspended", "recalled")
 
 
+def place_of(calls: tuple[Call, ...], ordinal: int) -> int | None:
+    """Where a call stands; those of a turn are numbered one after the other, so that nobody has to search."""
+    at = ordinal - calls[0].ordinal if calls else 0
+    if 0 <= at < len(calls) and calls[at].ordinal == ordinal:
+        return at
+    return next((at for at, call in enumerate(calls) if call.ordinal == ordinal), None)
+
+
+def with_call(calls: tuple[Call, ...], at: int, call: Call) -> tuple[Call, ...]:
+    return (call,) if len(calls) == 1 else (*calls[:at], call, *calls[at + 1 :])
+
+
 def evolve_call(call: Call, event: CallFact) -> Call:
     """The call after one more fact about it."""
     if call.status == "ended":

@@ -132,7 +132,8 @@ def _with_remembered(state: SessionState, event: CallDecided) -> tuple[Remembere
 
 
 def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
-    """A fork leaves the inputs that waited to its parent; their keys are free again, or nobody could ever use them."""
+    """A fork leaves to its parent the inputs that waited, whose keys are free again, and what others wait for."""
+    run = replace(state.run, replies=()) if state.run else None
     left = [queued.key for queued in state.queue if queued.key is not None]
     return replace(
         state,
@@ -144,6 +145,7 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         metadata=event.metadata,
         origin=event.origin,
         epoch=0,
+        run=run,
         owed=(),
         outbox=(),
         dead=(),

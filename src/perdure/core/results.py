@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from perdure.core.calls import Call, CallFact, evolve_call
+from perdure.core.calls import Call, CallFact, evolve_call, place_of, with_call
 from perdure.core.events import CallAdvanced, CallEnded, CallStarted, Spent
 from perdure.core.guards import after_call, after_results, grace_of, nudge_results
 from perdure.core.history import heard
@@ -26,9 +26,8 @@ def with_fact(run: RunState | None, event: CallFact) -> RunState | None:
 
 
 def _with(calls: tuple[Call, ...], event: CallFact) -> tuple[Call, ...]:
-    if len(calls) == 1 and calls[0].ordinal == event.call:
-        return (evolve_call(calls[0], event),)
-    return tuple([evolve_call(c, event) if c.ordinal == event.call else c for c in calls])
+    at = place_of(calls, event.call)
+    return calls if at is None else with_call(calls, at, evolve_call(calls[at], event))
 
 
 def start_child(run: RunState | None, event: CallStarted) -> RunState | None:
@@ -36,10 +35,11 @@ def start_child(run: RunState | None, event: CallStarted) -> RunState | None:
     call = find_call(run, event.call)
     if run is None or call is None or call.child != event.child:
         return run
-    begun = replace(call, since=run.seconds)
-    calls = tuple(begun if c is call else c for c in run.calls)
-    background = tuple(begun if c is call else c for c in run.background)
-    return replace(run, calls=calls, background=background, children=run.children + (event.attempt == 1))
+    begun, children = replace(call, since=run.seconds), run.children + (event.attempt == 1)
+    at = place_of(run.calls, event.call)
+    if at is None or call.background:
+        return replace(run, background=tuple(begun if c is call else c for c in run.background), children=children)
+    return replace(run, calls=with_call(run.calls, at, begun), children=children)
 
 
 def go_background(state: SessionState, event: CallAdvanced) -> SessionState:

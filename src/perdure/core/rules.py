@@ -283,6 +283,11 @@ def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
     allowed = _calls_within_limit(run)
     actions: list[Action] = []
     for index, call in enumerate(run.calls):
+        if call.status in ("ended", "suspended"):
+            continue
+        if call.status == "allowed" and call.kind in ("function", "agent") and (held or (cap and running >= cap)):
+            held = held or call.sequential
+            continue
         action = _call_action(call)
         if call.status == "proposed" and not call.arguments.strip() and _is_cut(run, call):
             action = AppendEvents((CallChecked(call.ordinal, "invalid", "schema", CUT_OFF),))
@@ -296,9 +301,8 @@ def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
             else:
                 running += 1
                 born += call.kind == "agent" and not call.attempts
-        if call.status not in ("ended", "suspended"):
-            # Until it is checked, nobody knows whether a call is sequential.
-            held = held or call.sequential or call.status == "proposed"
+        # Until it is checked, nobody knows whether a call is sequential.
+        held = held or call.sequential or call.status == "proposed"
         if action:
             actions.append(action)
     return tuple(actions)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from perdure.core.calls import Call
+from perdure.core.calls import Call, place_of
 from perdure.core.events import (
     EndReason,
     InputAccepted,
@@ -187,10 +187,10 @@ def has_due_input(state: SessionState) -> bool:
 
 def find_call(run: RunState | None, ordinal: int) -> Call | None:
     """A call of the turn, or one in the background; of a call that went there, the one that goes on."""
-    if run is not None:
-        for call in (*run.background, *run.calls) if run.background else run.calls:
-            if call.ordinal == ordinal:
-                return call
+    for calls in (run.background, run.calls) if run is not None else ():
+        at = place_of(calls, ordinal) if calls else None
+        if at is not None:
+            return calls[at]
     return None
 
 
