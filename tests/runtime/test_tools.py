@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
+from perdure.core.codec import canonical
 from perdure.core.errors import UsageError
 from perdure.core.specs import ToolSpec
 from perdure.runtime.context import ToolContext
@@ -162,7 +163,7 @@ def test_no_arguments_at_all_may_be_an_empty_text() -> None:
         return zone
 
     assert now.parse("") == now.parse("{}") == {"zone": "UTC"}
-    assert now.canonical("") == b"{}"
+    assert canonical("") == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -193,12 +194,12 @@ def test_arguments_that_do_not_fit_are_told(arguments: str, told: str) -> None:
 @pytest.mark.parametrize("arguments", ["{", "\ud800", "[" * 100_000])
 def test_what_is_no_json_has_no_canonical_form(arguments: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        charge.canonical(arguments)
+        canonical(arguments)
 
 
 def test_the_canonical_form_forgets_how_it_was_written() -> None:
-    assert charge.canonical('{ "cents": 990, "order": "\\u0037" }') == b'{"cents":990,"order":"7"}'
-    assert charge.canonical('{"order":"7","cents":1,"cents":990}') == charge.canonical('{"order":"7","cents":990}')
+    assert canonical('{ "cents": 990, "order": "\\u0037" }') == b'{"cents":990,"order":"7"}'
+    assert canonical('{"order":"7","cents":1,"cents":990}') == canonical('{"order":"7","cents":990}')
 
 
 def test_business_keys() -> None:

@@ -62,6 +62,11 @@ def decode_event(data: bytes) -> Event:
             ) from None
 
 
+def canonical(arguments: str) -> bytes:
+    """The same bytes for the same arguments, however they are written; a ValueError if they are no JSON."""
+    return encode_json(decode_json(arguments or "{}"))
+
+
 def digest_of(*parts: bytes | str) -> str:
     """128 bits over the parts, each with its length, as hex."""
     read = [part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass") for part in parts]

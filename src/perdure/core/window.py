@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
-from perdure.core.codec import decode_json, encode_json
+from perdure.core.codec import canonical, decode_json, encode_json
 from perdure.core.events import HistoryCompacted
 from perdure.core.messages import (
     JSON,
@@ -119,7 +119,7 @@ def _size(result: ToolResult) -> int:
 
 def _canonical(call: ToolCall) -> bytes:
     try:
-        return encode_json(decode_json(call.arguments or "{}"))
+        return canonical(call.arguments)
     except ValueError:
         return call.arguments.encode("utf-8", "replace")
 

@@ -191,7 +191,7 @@ async def _carry_out(
     failures: list[str] = []
     while True:
         try:
-            return await _invoke(desk, tool, dict(values), context)
+            return await _invoke(desk, tool, values, context)
         except Exception as error:
             if len(failures) >= tool.retries:
                 if failures:
@@ -259,11 +259,9 @@ def _context(desk: Desk, action: RunTool, call: Call | None, flight: Flight) -> 
 
 
 async def _invoke(desk: Desk, tool: Tool[..., Any], values: dict[str, Any], context: ToolContext[Any, Any]) -> Any:
-    if tool.context_name is not None:
-        values[tool.context_name] = context
     if tool.is_async:
-        return await tool.function(**values)
-    return await desk.world.threads.submit(partial(tool.function, **values))
+        return await tool.invoke(values, context)
+    return await desk.world.threads.submit(partial(tool.invoke, values, context))
 
 
 def _edited(call: Call | None) -> tuple[Part, ...]:

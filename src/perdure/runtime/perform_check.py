@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from perdure.core.actions import CheckCall
 from perdure.core.calls import Call
-from perdure.core.codec import decode_json, digest_of, encode_json
+from perdure.core.codec import canonical, decode_json, digest_of, encode_json
 from perdure.core.deltas import ToolProgressed
 from perdure.core.errors import ToolError
 from perdure.core.events import CallChecked
@@ -169,7 +169,7 @@ def bound_of(desk: Desk, spec: ToolSpec, arguments: str, prepared: Prepared | No
     if desk.above:
         policy += encode_json([above.policy.spec for above in desk.above])
     circumstances = digest_of(encode_json(spec), policy, requester, shown)
-    return f"{circumstances}:{digest_of(spec.name, _canonical(arguments))}"
+    return f"{circumstances}:{digest_of(spec.name, canonical(arguments))}"
 
 
 def is_stale(desk: Desk, call: Call | None, spec: ToolSpec) -> bool:
@@ -216,7 +216,7 @@ def _open_case(desk: Desk, action: CheckCall) -> CallChecked | Case:
     except ValueError as error:
         return _invalid(action, f"The arguments do not fit {action.name}: {error}")
     view = CallView(action.name, values, spec.effect, state.id, state.tenant, state.data)
-    return Case(spec, tool, view, digest_of(action.name, _canonical(action.arguments)))
+    return Case(spec, tool, view, digest_of(action.name, canonical(action.arguments)))
 
 
 def _parse(spec: ToolSpec, arguments: str) -> dict[str, Any]:
@@ -226,11 +226,6 @@ def _parse(spec: ToolSpec, arguments: str) -> dict[str, Any]:
     if spec.parameters is not None and (wrong := misfit(spec.parameters, values)):
         raise ValueError(f"{wrong}.")
     return cast(dict[str, Any], values)
-
-
-def _canonical(arguments: str) -> bytes:
-    """The same bytes for the same arguments, however they are written."""
-    return encode_json(decode_json(arguments or "{}"))
 
 
 async def _listen(desk: Desk, action: CheckCall, case: Case) -> Prepared:

@@ -120,7 +120,7 @@ class Walk:
         answer |= {"output": event.output} if event.output is not None else {}
         answer |= {"invalid": event.invalid} if event.invalid else {}
         read: list[tuple[StepKind, int, JSON]] = [("answer", 0, answer)]
-        read.extend(("call", call.call, {"arguments": canonical(call.arguments)}) for call in event.message.calls)
+        read.extend(("call", call.call, {"arguments": value_of(call.arguments)}) for call in event.message.calls)
         return read
 
 
@@ -129,7 +129,7 @@ def steps_of(records: Iterable[Record]) -> list[Step]:
     return [step for record in records for step in walk.steps(record)]
 
 
-def canonical(arguments: str) -> JSON:
+def value_of(arguments: str) -> JSON:
     """Arguments as a value, or as they were written where they are no JSON."""
     try:
         return decode_json(arguments or "{}")

@@ -27,7 +27,7 @@ from typing import (
 
 import msgspec
 
-from perdure.core.codec import decode_json, encode_json
+from perdure.core.codec import decode_json
 from perdure.core.errors import UsageError
 from perdure.core.fits import check_schema, misfit
 from perdure.core.messages import JSON
@@ -204,10 +204,6 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             if values[name] is msgspec.UNSET:
                 values[name] = default
         return values
-
-    def canonical(self, arguments: str) -> bytes:
-        """The same bytes for the same arguments, however they are written; a ValueError if no JSON."""
-        return encode_json(decode_json(arguments or "{}"))
 
     def business_key(self, values: Mapping[str, Any]) -> str | None:
         """The tool's own idempotency key, from its `key=`."""

@@ -36,7 +36,7 @@ from perdure.core.fold import evolve, fold
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight, new_state
 from perdure.ports import Record
-from perdure.runtime.steps import canonical
+from perdure.runtime.steps import value_of
 
 Place: TypeAlias = tuple[int, int]
 """Run and turn; between runs the turn is beyond any other."""
@@ -144,7 +144,7 @@ def place_of(state: SessionState) -> Place:
 
 def call_key(name: str, arguments: str) -> CallKey:
     """The same for the same tool and arguments, however they were written."""
-    return name, encode_json(canonical(arguments))
+    return name, encode_json(value_of(arguments))
 
 
 def _is_given(event: Event) -> bool:
