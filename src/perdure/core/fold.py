@@ -56,6 +56,10 @@ from perdure.core.state import Remembered, RunState, RunSummary, SessionState, f
 from perdure.core.window import calls_of, estimate_message
 
 
+WIDEST = 10**15
+"""Tokens; a window beyond that makes no sense, and parts of it could not be reckoned."""
+
+
 def evolve(state: SessionState, event: Event) -> SessionState:
     seq = state.seq + 1
     match event:
@@ -196,7 +200,7 @@ def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
         continues=event.continues,
         tools=event.tools,
         stop=state.early_stop,
-        window=event.window,
+        window=None if event.window is None else min(event.window, WIDEST),
         blocked=next((reason for number in event.inputs if (reason := state.vetted.get(number))), ""),
     )
     return replace(take_inputs(state, event.inputs, event.run), runs=event.run, run=run, early_stop=None)

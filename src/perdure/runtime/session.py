@@ -373,7 +373,7 @@ class Session(Generic[OutputT]):
         return await wait_idle(self._log, self._host.world.clock, timeout)
 
     async def wait_wakeup(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - on the Runtime's clock
-        """Waits until the session has work, from wherever it comes: True, at once if it has. False if it is too late."""
+        """Waits until the session has work, from wherever it comes: True, at once if it has. False if too late."""
         return await wait_wakeup(self._log, self._host.world.clock, timeout)
 
     async def pending(self) -> tuple[Pending, ...]:
