@@ -55,7 +55,6 @@ from perdure.core.specs import NextTurn
 from perdure.core.state import Remembered, RunState, RunSummary, SessionState, find_call, new_state
 from perdure.core.window import calls_of, estimate_message
 
-
 WIDEST = 10**15
 """Tokens; a window beyond that makes no sense, and parts of it could not be reckoned."""
 
