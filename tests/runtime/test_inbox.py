@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Conflict, Image, NotFound, Refused, Runtime, Session, UsageError, tool
+from perdure.context import Inputs
 from perdure.core.commands import SendInput
 from perdure.core.messages import Media, Text
 from perdure.events import InputChanged, RunStarted
 from perdure.plugins import Block, Guardrail
 from perdure.ports import ModelRequest, Store
-from perdure.testing import ManualClock, ScriptedModel, call
+from perdure.runtime.steps import show_step, steps_of
+from perdure.testing import ManualClock, ScriptedModel, call, replay
+from perdure.testing.replay import show_differences
 from tests.runtime.scenes import crashing, events, said, seen, soon, until
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + b"\x00" * 24
@@ -374,3 +377,27 @@ async def test_what_waits_survives_the_process_as_it_was_changed(store: str | St
         assert await soon(session.wait_idle())
         assert await said(session) == ["one", "drei", "four"]
         assert [started.inputs for started in await events(session, RunStarted)] == [(1,), (3,), (4,)]
+
+
+@pytest.mark.parametrize("queued", ["one", "all"])
+async def test_a_session_is_replayed_with_its_edits_and_retractions(memory: Store, queued: Any) -> None:
+    busy = Busy()
+    guards = [refuses("locks")]
+    agent = Agent(name="clerk", model=busy.model, inputs=Inputs(queued), guardrails=guards)
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        await session.start("one")
+        await soon(busy.asked.wait())
+        for text in ("two", "three", "four", "about locks"):
+            await session.start(text)
+        await session.retract(2)
+        await session.edit_input(3, "drei")
+        busy.let.set()
+        assert await soon(session.wait_idle())
+        records = await session.records()
+    done = await soon(replay(records, agent))
+    assert done.identical, show_differences(done.differences)
+    assert [step for step in map(show_step, steps_of(records)) if step.startswith("input 2 ")] == [
+        "input 2 is retracted"
+    ]
+    assert "input 3 is now drei" in map(show_step, steps_of(records))
