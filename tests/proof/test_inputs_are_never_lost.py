@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from perdure.context import Inputs
 from perdure.core.messages import Text, UserMessage
 from perdure.core.specs import Busy
 from perdure.events import InputAccepted, InputChanged, ModelCalled, RunStarted
+from perdure.plugins import Block, Guardrail, InputMoment
 from perdure.ports import ModelRequest, Store
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ScriptedModel, call
@@ -100,18 +102,22 @@ class Crowd:
             for part in message.parts
             if isinstance(part, Text) and part.text.startswith("words ")
         ]
-        words, taken = self._read(records)
-        assert heard == [words[number] for number, _ in taken], "heard in the order in which runs took them"
+        words, taken, blocked = self._read(records)
+        expected = [words[number] for number, _ in taken if number not in blocked]
+        assert heard == expected, "heard in the order in which runs took them"
+        self.told.update({"blocked": len(blocked)} if blocked else {})
         assert sorted(number for number, _ in taken) == sorted(self.runs.keys() - self.retracted), "each exactly once"
         await self._check_handles(dict(taken))
 
-    def _read(self, records: list[Record]) -> tuple[dict[int, str], list[tuple[int, int]]]:
-        """The last words of each input, and in which order which run took it; the order of each kind is kept."""
+    def _read(self, records: list[Record]) -> tuple[dict[int, str], list[tuple[int, int]], set[int]]:
+        """The last words of each input, in which order which run took it, and what a guardrail blocked."""
         words: dict[int, str] = {}
         kinds: dict[int, str] = {}
         edits: defaultdict[int, list[str]] = defaultdict(list)
         taken: list[tuple[int, int]] = []
         gone: set[int] = set()
+        blocked: set[int] = set()
+        held: set[int] = set()
         for record in records:
             match record.event:
                 case InputAccepted(input=number, parts=(Text(text=text),), busy=busy):
@@ -120,6 +126,13 @@ class Crowd:
                     assert number not in gone, "edited behind its turn"
                     words[number] = text
                     edits[number].append(text)
+                    blocked.discard(number)
+                case InputChanged(input=number, blocked=why) if why:
+                    assert is_bad(words[number]), "blocked for words that it does not have"
+                    blocked.add(number)
+                    held.add(number)
+                case InputChanged(input=number, vetted=True):
+                    assert not is_bad(words[number]), "let through with words that nobody has seen"
                 case InputChanged(input=number, retracted=True):
                     assert number not in gone, "retracted behind its turn"
                 case RunStarted(inputs=inputs) | ModelCalled(inputs=inputs):
@@ -132,9 +145,10 @@ class Crowd:
             assert sorted(said) == sorted(self.edits[number]), "every edit that was acknowledged, and no other"
         assert edits.keys() == self.edits.keys()
         for kind in (("queue", "refuse"), ("join",), ("interrupt",)):
-            order = [number for number, _ in taken if kinds[number] in kind]
+            # One that is blocked does not join: it waits for a run of its own, or for an edit, and others go on.
+            order = [number for number, _ in taken if kinds[number] in kind and number not in held]
             assert order == sorted(order), f"{kind} out of order"
-        return words, taken
+        return words, taken, blocked & gone
 
     async def _check_handles(self, taken: dict[int, int]) -> None:
         for number, run in self.runs.items():
@@ -144,7 +158,7 @@ class Crowd:
                 assert number in self.retracted, str(refused)
             else:
                 assert result.run == taken[number]
-                assert result.reason in ("completed", "cancelled", "limit"), result
+                assert result.reason in ("completed", "cancelled", "limit", "refusal"), result
 
 
 async def _awaited(run: Run[Any]) -> Any:
@@ -158,7 +172,17 @@ async def look() -> str:
     return "fine"
 
 
-def some_agent(seed: int, inputs: Inputs) -> Agent[str]:
+def is_bad(words: str) -> bool:
+    return words.endswith("7")
+
+
+async def guard(moment: InputMoment) -> Block | None:
+    for _ in range(len(moment.text) % 4):
+        await asyncio.sleep(0)
+    return Block("no sevens") if is_bad(moment.text) else None
+
+
+def some_agent(seed: int, inputs: Inputs, guardrails: Sequence[Guardrail]) -> Agent[str]:
     """Answers at once or later, with calls or without; some turns are its last."""
     random = Random(seed)
 
@@ -174,12 +198,13 @@ def some_agent(seed: int, inputs: Inputs) -> Agent[str]:
         limits=Limits(turns=4),
         guards=Guards(repeated_calls=None),
         inputs=inputs,
+        guardrails=guardrails,
     )
 
 
-async def press(store: str | Store, count: int, inputs: Inputs, *, engines: int) -> Crowd:
+async def press(store: str | Store, count: int, inputs: Inputs, engines: int, *guardrails: Guardrail) -> Crowd:
     """Two Runtimes on one store, of which both drive or one, and two callers at each."""
-    crowd, agent = Crowd(count), some_agent(count, inputs)
+    crowd, agent = Crowd(count), some_agent(count, inputs, guardrails)
     crowd.left = count
     one = Runtime(store, agents=[agent])
     two = Runtime(store, agents=[agent], **({} if engines == 2 else {"engine": None}))
@@ -201,13 +226,20 @@ WAYS = [Inputs(), Inputs("all", "all"), Inputs("one", "one"), Inputs("all", "one
 
 @pytest.mark.parametrize("inputs", WAYS, ids=lambda way: f"{way.queued}-{way.joined}")
 async def test_in_memory(inputs: Inputs, record_property: Any) -> None:
-    crowd = await press(MemoryStore(), IN_MEMORY, inputs, engines=1)
+    crowd = await press(MemoryStore(), IN_MEMORY, inputs, 1)
     assert crowd.told.keys() == ALL, crowd.told
     record_property("figure: inputs, edits and retractions against a running session", sum(crowd.told.values()))
 
 
 @pytest.mark.parametrize("inputs", WAYS[:2], ids=lambda way: f"{way.queued}-{way.joined}")
+async def test_behind_a_guardrail(inputs: Inputs, record_property: Any) -> None:
+    crowd = await press(MemoryStore(), IN_MEMORY // 2, inputs, 1, Guardrail(input=guard))
+    assert crowd.told.keys() == ALL | {"blocked"}, crowd.told
+    record_property("figure: inputs, edits and retractions behind a guardrail", sum(crowd.told.values()))
+
+
+@pytest.mark.parametrize("inputs", WAYS[:2], ids=lambda way: f"{way.queued}-{way.joined}")
 async def test_in_a_file_that_two_drive(tmp_path: Path, inputs: Inputs, record_property: Any) -> None:
-    crowd = await press(f"sqlite:{tmp_path / 'x.db'}", IN_A_FILE, inputs, engines=2)
+    crowd = await press(f"sqlite:{tmp_path / 'x.db'}", IN_A_FILE, inputs, 2)
     assert crowd.told.keys() == ALL, crowd.told
     record_property("figure: inputs, edits and retractions against a session in a file", sum(crowd.told.values()))
