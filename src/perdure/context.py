@@ -1,4 +1,4 @@
-"""What an agent reads beside the conversation, how much of the past, and when it stops: options of Agent."""
+"""What an agent reads beside the conversation, how much of the past, how it takes inputs, when it stops: its options."""
 
 from perdure.core.specs import Inputs, Reminder, StopWhen, Window
 from perdure.runtime.compaction import Compaction, ToCompact

@@ -224,6 +224,9 @@ async def test_what_cannot_be_changed_is_refused_in_a_sentence(store: str | Stor
                 await session.edit_input(2, empty)
         with pytest.raises(UsageError):
             await session.edit_input(2, "other", by=7)  # type: ignore[arg-type]
+        for number in ("2", [2], True, None):
+            with pytest.raises(UsageError, match="has a number"):
+                await session.retract(number)  # type: ignore[arg-type]
         assert await events(session, InputChanged) == []
         await session.retract(2)
         with pytest.raises(Conflict, match="retracted already"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from perdure.core.commands import ChangeInput
+from perdure.core.errors import UsageError
 from perdure.core.events import InputAccepted
 from perdure.core.inputs import starting
 from perdure.core.messages import Part, Text
@@ -74,8 +75,14 @@ async def edit_input(host: Host, log: SessionLog, number: int, input: Input, by:
     parts, artifacts = to_parts(input)
     for digest, data in artifacts.items():
         await host.world.store.save_artifact(log.uid, digest, data)
-    await host.request(log, ChangeInput(number, parts, given_text(by, "Who edits")))
+    await host.request(log, ChangeInput(_given(number), parts, given_text(by, "Who edits")))
 
 
 async def retract_input(host: Host, log: SessionLog, number: int, by: str) -> None:
-    await host.request(log, ChangeInput(number, by=given_text(by, "Who retracts")))
+    await host.request(log, ChangeInput(_given(number), by=given_text(by, "Who retracts")))
+
+
+def _given(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise UsageError(f"An input has a number, not {number!r}; take one that inputs() shows.")
+    return number
