@@ -1,4 +1,4 @@
-"""What an agent reads beside the conversation, how much of the past, how it takes inputs, when it stops: its options."""
+"""What an agent reads beside the conversation, how much of the past, how it takes inputs and when it stops."""
 
 from perdure.core.specs import Inputs, Reminder, StopWhen, Window
 from perdure.runtime.compaction import Compaction, ToCompact
