@@ -42,6 +42,9 @@ COMMANDS = [
     ("sessions", "import"),
     ("sessions", "golden"),
     ("sessions", "delete"),
+    ("inputs", "list"),
+    ("inputs", "edit"),
+    ("inputs", "retract"),
     ("model", "pull"),
     ("model", "list"),
     ("model", "remove"),
@@ -332,7 +335,7 @@ def test_show_tells_turns_calls_waits_crashes_and_cost(perdure: Command) -> None
     in_order(
         shown,
         "s · agent slow · idle",
-        "2 runs · 30 tokens",
+        "2 runs · 2 turns · 30 tokens",
         "▸ wait",
         "○ turn 1 · 10 in, 5 out",
         "↻ the process died; picked up by another one (epoch 2) · under way: wait(seconds=30)",
@@ -386,6 +389,8 @@ def test_the_shell_completes(perdure: Command) -> None:
 
     assert complete("perdure se") == ["sessions"]
     assert complete("perdure sessions show ord") == ["order-7"]
+    assert complete("perdure inputs re") == ["retract"]
+    assert complete("perdure inputs list ord") == ["order-7"]
     assert complete("perdure decide x a") == ["approve", "answer"]
     perdure.env["XDG_DATA_HOME"] = str(perdure.folder / "nowhere")
     assert complete("perdure stop o") == []

@@ -118,7 +118,8 @@ def test_sessions_show(perdure: Command, terminal: Open) -> None:
         shown = _show(terminal("sessions", "show", "order-7", columns=columns))
         in_order(
             shown,
-            "order-7 · agent clerk · idle\n2 runs · 60 tokens · $0.0060 · 24 records · uid ",
+            "order-7 · agent clerk · idle\n2 runs · 4 turns · 60 tokens · $0.0060 · 24 records",
+            "last run: completed · 1 turn · 15 tokens · $0.0015",
             " 1 ◆ session order-7 · agent clerk",
             " 2 ▸ Bill order 7 and write to Ann",
             " 6 ○ turn 1 · 10 in, 5 out · $0.0015 · ",

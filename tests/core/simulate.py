@@ -33,6 +33,7 @@ from perdure.core.actions import (
 from perdure.core.codec import decode_event, digest_of, encode_event
 from perdure.core.commands import (
     CancelBackground,
+    ChangeInput,
     ChangeSettings,
     ChangeState,
     Command,
@@ -90,7 +91,7 @@ from perdure.core.messages import (
     UserMessage,
 )
 from perdure.core.rules import next_actions
-from perdure.core.specs import AgentSpec, Limits, Overrides, StopWhen, Window
+from perdure.core.specs import AgentSpec, Inputs, Limits, Overrides, StopWhen, Window
 from perdure.core.state import SessionState, find_call, has_due_input, in_flight, new_state
 from perdure.core.transcript import unpaired
 from perdure.core.views import pending_of, summarise
@@ -136,6 +137,7 @@ class Simulation:
         self.asked_about: tuple[RunEnded, int] | None = None
         self.marks: list[SessionState] = []
         self.last_words: tuple[Part, ...] = ()
+        self.shown: tuple[Part, ...] | None = None
         self.values: dict[str, Any] = {}
         self.origins: set[str] = set()
         self.working: dict[int, str] = {}
@@ -152,6 +154,7 @@ class Simulation:
             ),
             stop_when=pick(((), (), CONDITIONS[:2], CONDITIONS[2:])),
             vets_input=pick((False, True)),
+            inputs=Inputs(pick(("one", "all")), pick(("one", "all"))),
         )
 
     def append(self, *events: Event) -> None:
@@ -275,15 +278,19 @@ class Simulation:
                 return COMPACTION in self.flights
             case VetInput():
                 return VETTING in self.flights
-            case StartRun(inputs=(first, *_)) if self._needs_vetting(first):
+            case StartRun(inputs=inputs) if self._unvetted(inputs):
                 return VETTING in self.flights
             case AppendEvents(events=(RunEnded() as end,)) if self._is_watched(end):
                 return ENDING in self.flights
             case _:
                 return False
 
-    def _needs_vetting(self, number: int) -> bool:
-        return bool(self.state.spec and self.state.spec.vets_input) and number not in self.state.vetted
+    def _unvetted(self, inputs: tuple[int, ...]) -> list[int]:
+        vets = self.state.spec is not None and self.state.spec.vets_input
+        return [number for number in inputs if vets and number not in self.state.vetted]
+
+    def _words_of(self, number: int) -> tuple[Part, ...] | None:
+        return next((queued.parts for queued in self.state.queue if queued.input == number), None)
 
     def _is_watched(self, end: RunEnded) -> bool:
         """Whether somebody is asked about an end: once in a turn, and never about what a person wants."""
@@ -302,10 +309,10 @@ class Simulation:
                 self.flights[ENDING] = EndRun(end)
             case AppendEvents(events=events):
                 self.append(*events)
-            case VetInput():
-                self.flights[VETTING] = action
-            case StartRun(inputs=(number, *_)) if self._needs_vetting(number):
-                self.flights[VETTING] = VetInput(number)
+            case VetInput(input=number):
+                self.flights[VETTING], self.shown = action, self._words_of(number)
+            case StartRun(inputs=inputs) if unvetted := self._unvetted(inputs):
+                self.flights[VETTING], self.shown = VetInput(unvetted[0]), self._words_of(unvetted[0])
             case CompactHistory():
                 self.made = self._any_compaction(action)
                 self.flights[COMPACTION] = action
@@ -398,7 +405,9 @@ class Simulation:
                 self.stale += self.made.view != self.state.view
                 self.append(self.made)
             case VetInput(input=number):
-                self.append(self._any_verdict(number))
+                # A verdict about words that were edited or retracted meanwhile is none.
+                if self._words_of(number) == self.shown:
+                    self.append(self._any_verdict(number))
             case EndRun(end=end):
                 self.asked_about = (end, self.state.run.turn if self.state.run else 0)
                 if self.random.random() < 0.3:
@@ -487,18 +496,23 @@ class Simulation:
         )
 
     def _any_command(self) -> Command:
-        dice = self.random.random()
-        if dice < 0.40:
+        random = self.random
+        dice = random.random()
+        if dice < 0.32:
             return self._any_input()
+        if dice < 0.40:
+            number = random.randrange(max(0, self.state.inputs - 3), self.state.inputs + 2)
+            edit = (Text(f"edit {len(self.events)}"),) if random.random() < 0.5 else None
+            return ChangeInput(number, edit, "ops")
         if dice < 0.60:
             return self._any_decision()
         if dice < 0.68:
-            return StopRun(self.random.choice(("stop", "cancel", "seconds", "silence")), by="ops")
+            return StopRun(random.choice(("stop", "cancel", "seconds", "silence")), by="ops")
         if dice < 0.78:
             return ExpireCalls(self.now)
         if dice < 0.82:
-            title = self.random.choice((None, "", "Bills"))
-            return ChangeSettings(self.random.choice(("", "openai:a", "anthropic:b")), title=title)
+            title = random.choice((None, "", "Bills"))
+            return ChangeSettings(random.choice(("", "openai:a", "anthropic:b")), title=title)
         if dice < 0.94:
             return self._any_pastime()
         if dice < 0.96:

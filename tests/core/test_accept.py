@@ -8,6 +8,7 @@ import pytest
 
 from perdure.core.accept import DECISIONS, accept
 from perdure.core.commands import (
+    ChangeInput,
     ChangeSettings,
     ChangeState,
     Command,
@@ -30,6 +31,7 @@ from perdure.core.events import (
     InputChanged,
     RunEnded,
     RunResumed,
+    SessionOpened,
     SettingsChanged,
     StateChanged,
     StopRequested,
@@ -51,6 +53,7 @@ from tests.core.logs import (
     stopping,
     suspended,
     turn,
+    vetted,
 )
 
 WORDS = (Text("hello"),)
@@ -197,6 +200,26 @@ ACCEPTED: list[Accepted] = [
     ("a history from elsewhere", log(), ImportHistory(imported(1)), [imported(1)]),
     ("a history behind the session's own", log(OVER), ImportHistory(imported(2)), [imported(2)]),
     ("a history although an input is for later", log(LATER), ImportHistory(imported(1)), [imported(1)]),
+    ("other words for an input that waits",
+     log(sent(1)), ChangeInput(1, WORDS, "ops"), [InputChanged(1, WORDS, by="ops")]),
+    ("other words for one that a guardrail has seen",
+     log(sent(1), vetted(1, "no")), ChangeInput(1, WORDS), [InputChanged(1, WORDS)]),
+    ("other words for one of later", log(LATER), ChangeInput(1, WORDS), [InputChanged(1, WORDS)]),
+    ("the same words again", log(sent(1)), ChangeInput(1, (Text("input 1"),)), []),
+    ("the retraction of an input that waits",
+     log(sent(1)), ChangeInput(1, by="ops"), [InputChanged(1, by="ops", retracted=True)]),
+    ("the retraction of one of later", log(LATER), ChangeInput(1), [InputChanged(1, retracted=True)]),
+    ("the retraction of a wish to go on",
+     log(running(), RunEnded(1, "failed"), InputAccepted(2, continues=1)),
+     ChangeInput(2), [InputChanged(2, retracted=True)]),
+    ("the retraction of what a call scheduled",
+     log(sent(1, at=50.0, by="remind (call 3)")), ChangeInput(1), [InputChanged(1, retracted=True)]),
+    ("a key is free when its input is retracted",
+     log(KEYED, InputChanged(1, retracted=True)), send(key="bill", digest="d2"), [taken(2, key="bill", digest="d2")]),
+    ("an edited input keeps the key of the words that it came with",
+     log(KEYED, InputChanged(1, WORDS)), send(key="bill", digest="d1"), []),
+    ("a session is not busy with what was retracted",
+     log(sent(1), InputChanged(1, retracted=True)), send("refuse"), [taken(2, "refuse")]),
 ]  # fmt: skip
 
 REFUSED: list[Turned] = [
@@ -249,6 +272,28 @@ REFUSED: list[Turned] = [
     ("a history from elsewhere for an open run", log(running()), ImportHistory(imported(1)), Refused, "no work"),
     ("a history before an input that waits", log(sent(1)), ImportHistory(imported(1)), Refused, "no work"),
     ("a history whose numbers are taken", log(OVER), ImportHistory(imported(1)), Conflict, "import the history again"),
+    ("an edit of what a run has taken", log(running()), ChangeInput(1, WORDS), Conflict, "taken by run 1 already"),
+    ("a retraction of what a run has taken", log(running()), ChangeInput(1), Conflict, "taken by run 1 already"),
+    ("a retraction of what joined",
+     log(running(), sent(2, "join"), turn(inputs=(2,))), ChangeInput(2), Conflict, "taken by run 1 already"),
+    ("a second retraction",
+     log(sent(1), InputChanged(1, retracted=True)), ChangeInput(1), Conflict, "retracted already"),
+    ("an edit behind a retraction",
+     log(sent(1), InputChanged(1, retracted=True)), ChangeInput(1, WORDS), Conflict, "retracted already"),
+    ("an edit of an input that never was", log(sent(1)), ChangeInput(2, WORDS), NotFound, "no input 2"),
+    ("a retraction of input 0", log(sent(1)), ChangeInput(0), NotFound, "no input 0"),
+    ("an edit in a fork of what was left to the parent",
+     [*log(sent(1)), SessionOpened("f0", "fork", "clerk")], ChangeInput(1, WORDS), NotFound, "'fork' no input 1"),
+    ("an edit without words", log(sent(1)), ChangeInput(1, ()), UsageError, "retract it"),
+    ("an edit of a wish to go on",
+     log(running(), RunEnded(1, "failed"), InputAccepted(2, continues=1)),
+     ChangeInput(2, WORDS), Refused, "lets run 1 go on"),
+    ("an edit of a hook's push",
+     log(running(), sent(2, "join", by="natural_end")), ChangeInput(2, WORDS), Refused, "a hook's"),
+    ("a retraction of a hook's push",
+     log(running(), sent(2, "join", by="natural_end")), ChangeInput(2), Refused, "a hook's"),
+    ("the key of an edited input for its new words",
+     log(KEYED, InputChanged(1, WORDS)), send(key="bill", digest="d2"), Conflict, "'bill'"),
 ]  # fmt: skip
 
 

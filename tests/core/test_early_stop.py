@@ -8,7 +8,7 @@ from perdure.core.accept import accept
 from perdure.core.actions import AppendEvents, StartRun
 from perdure.core.commands import StopRun
 from perdure.core.errors import Refused
-from perdure.core.events import Event, InputAccepted, RunEnded, RunStarted, SessionOpened, StopRequested
+from perdure.core.events import Event, InputAccepted, InputChanged, RunEnded, RunStarted, SessionOpened, StopRequested
 from perdure.core.fold import fold
 from perdure.core.messages import Text
 from perdure.core.rules import next_actions
@@ -43,3 +43,15 @@ def test_a_second_stop_says_nothing_new_and_a_cancel_escalates() -> None:
     assert accept(state, StopRun("stop")) == ()
     assert accept(state, StopRun("cancel")) == (StopRequested(1, "cancel"),)
     assert accept(fold([*QUEUED, StopRequested(1, "cancel")]), StopRun("cancel")) == ()
+
+
+def test_the_stop_of_a_run_to_be_goes_with_the_input_that_is_retracted() -> None:
+    state = fold([*QUEUED, StopRequested(1, "stop"), InputChanged(1, retracted=True), RunStarted(1, (2,))])
+    assert state.run is not None
+    assert state.run.stop is None
+
+
+def test_it_stays_if_another_input_is_retracted() -> None:
+    state = fold([*QUEUED, StopRequested(1, "stop"), InputChanged(2, retracted=True), RunStarted(1, (1,))])
+    assert state.run is not None
+    assert state.run.stop is not None

@@ -14,6 +14,7 @@ from perdure.core.events import (
     CallStarted,
     CallSuspended,
     Event,
+    InputAccepted,
     InputChanged,
     ModelFailed,
     Noted,
@@ -22,7 +23,7 @@ from perdure.core.events import (
     RunStarted,
 )
 from perdure.core.messages import Text, Usage
-from perdure.core.specs import Limits, StopWhen, Window
+from perdure.core.specs import Inputs, Limits, Overrides, StopWhen, Window
 from tests.core.logs import (
     allowed,
     answered,
@@ -437,6 +438,7 @@ WINDOWS: list[Row] = [
 ]  # fmt: skip
 
 VETS = pinned(vets_input=True)
+RETRACTED = InputChanged(1, retracted=True)
 
 INPUTS: list[Row] = [
     ("an input of later waits", log(sent(1, at=50.0)), []),
@@ -477,6 +479,49 @@ INPUTS: list[Row] = [
     ("a push that came to nothing starts no run",
      log(running(Limits(turns=1)), turn(), answered(), sent(2, "join", by="natural_end"), RunEnded(1, "completed")),
      []),
+    ("a retracted input starts nothing", log(sent(1), RETRACTED), []),
+    ("and makes room for the next", log(sent(1), sent(2), RETRACTED), ["start run for 2"]),
+    ("a retracted input does not join",
+     log(running(), sent(2, "join"), InputChanged(2, retracted=True)), ["model 1"]),
+    ("a retracted input keeps no run from its end",
+     log(running(), turn(), sent(2, "join"), InputChanged(2, retracted=True), answered()), ["end run 1 completed"]),
+    ("what was taken cannot be retracted", log(running(), RETRACTED), ["model 1"]),
+    ("a retraction does not give back the run that was interrupted for it",
+     log(running(), sent(2, "interrupt"), stopping("interrupt"), InputChanged(2, retracted=True)),
+     ["end run 1 cancelled: interrupted by a new input"]),
+    ("an edited input is vetted again",
+     log(VETS, running(), sent(2, "join"), vetted(2), InputChanged(2, (Text("other"),))), ["vet 2"]),
+    ("also if it was blocked",
+     log(VETS, running(), sent(2, "join"), vetted(2, "no"), InputChanged(2, (Text("other"),))), ["vet 2"]),
+]  # fmt: skip
+
+TOGETHER = pinned(inputs=Inputs(queued="all"))
+ONE_BY_ONE = pinned(inputs=Inputs(joined="one"))
+SMALL = Overrides(limits=Limits(turns=1))
+
+BATCHES: list[Row] = [
+    ("inputs that wait start a run together",
+     log(TOGETHER, sent(1), sent(2, "join"), sent(3)), ["start run for 1,2,3"]),
+    ("interrupts are first among them", log(TOGETHER, sent(1), sent(2, "interrupt")), ["start run for 2,1"]),
+    ("those of later are not among them", log(TOGETHER, sent(1), sent(2, at=50.0), sent(3)), ["start run for 1,3"]),
+    ("other overrides end the row, so that the order stays",
+     log(TOGETHER, sent(1), sent(2, overrides=SMALL), sent(3)), ["start run for 1"]),
+    ("the same overrides are one run",
+     log(TOGETHER, sent(1, overrides=SMALL), sent(2, overrides=SMALL)), ["start run for 1,2"]),
+    ("a blocked input ends the row",
+     log(TOGETHER, sent(1), sent(2), sent(3), vetted(1), vetted(2, "no")), ["start run for 1"]),
+    ("and has a run of its own", log(TOGETHER, sent(1), sent(2), vetted(1, "no")), ["start run for 1"]),
+    ("a wish to go on is taken alone",
+     log(TOGETHER, running(), RunEnded(1, "failed"), InputAccepted(2, continues=1), sent(3)), ["start run for 2"]),
+    ("and not behind another", log(TOGETHER, sent(1), InputAccepted(2, continues=1)), ["start run for 1"]),
+    ("what was retracted is not among them",
+     log(TOGETHER, sent(1), sent(2), sent(3), InputChanged(2, retracted=True)), ["start run for 1,3"]),
+    ("a run that has begun takes no queued ones", log(TOGETHER, running(), sent(2)), ["model 1"]),
+    ("several join one at a time",
+     log(ONE_BY_ONE, running(), sent(2, "join"), sent(3, "join")), ["model 1 with 2"]),
+    ("each at a turn of its own",
+     log(ONE_BY_ONE, running(), sent(2, "join"), sent(3, "join"), turn(inputs=(2,)), answered()), ["model 2 with 3"]),
+    ("inputs that join one at a time start runs one at a time", log(ONE_BY_ONE, sent(1), sent(2)), ["start run for 1"]),
 ]  # fmt: skip
 
 NO = ModelFailed("rejected", "Be polite.")
@@ -559,7 +604,19 @@ CONDITIONS: list[Row] = [
 ]  # fmt: skip
 
 TABLE = (
-    RUNS + CRASHES + CALLS + DECISIONS + STOPS + LIMITS + ANSWERS + ENDS + WINDOWS + INPUTS + REJECTIONS + CONDITIONS
+    RUNS
+    + CRASHES
+    + CALLS
+    + DECISIONS
+    + STOPS
+    + LIMITS
+    + ANSWERS
+    + ENDS
+    + WINDOWS
+    + INPUTS
+    + BATCHES
+    + REJECTIONS
+    + CONDITIONS
 )
 
 

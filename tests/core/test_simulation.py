@@ -140,18 +140,22 @@ def check_starts(events: list[Event]) -> None:
 
 
 def check_inputs(session: Simulation) -> None:
-    """Every accepted input is taken exactly once, and no key is accepted twice."""
+    """Every accepted input is taken exactly once, or retracted; and no key is accepted twice for what counts."""
     accepted = [event for event in session.events if isinstance(event, InputAccepted)]
-    keys = [event.key for event in accepted if event.key is not None]
+    retracted = [event.input for event in session.events if isinstance(event, InputChanged) and event.retracted]
+    assert len(retracted) == len(set(retracted))
+    keys = [event.key for event in accepted if event.key is not None and event.input not in retracted]
     assert len(keys) == len(set(keys))
     assert [event.input for event in accepted] == list(range(1, len(accepted) + 1))
-    assert all(session.state.taken.get(event.input) for event in accepted)
+    assert [event.input for event in accepted if not session.state.taken.get(event.input)] == sorted(retracted)
     taken = [
         number for event in session.events if isinstance(event, RunStarted | ModelCalled) for number in event.inputs
     ]
     pushes = {event.input for event in accepted if event.by == NATURAL_END}
     assert len(taken) == len(set(taken))
-    assert {event.input for event in accepted} - set(taken) <= pushes, "only a push may end with its run"
+    assert not set(taken) & set(retracted), "taken and retracted"
+    left = {event.input for event in accepted} - set(taken) - set(retracted)
+    assert left <= pushes, "only a push may end with its run"
 
 
 def test_the_simulation_reaches_every_corner() -> None:
@@ -163,12 +167,13 @@ def test_the_simulation_reaches_every_corner() -> None:
     compactions: Counter[str] = Counter()
     details: Counter[str] = Counter()
     changed: Counter[str] = Counter()
-    repeated = stale = 0
+    repeated = stale = together = 0
     for seed in range(150):
         session = Simulation(seed).wreak(STEPS).settle()
         kinds.update(type(event).__name__ for event in session.events)
         reasons.update(event.reason for event in session.events if isinstance(event, RunEnded))
         outcomes.update(event.outcome for event in session.events if isinstance(event, CallEnded))
+        together += sum(1 for e in session.events if isinstance(e, RunStarted) and len(e.inputs) > 1)
         repeated += sum(1 for e in session.events if isinstance(e, CallStarted) and e.attempt > 1)
         refusals.update(session.refusals)
         stale += session.stale
@@ -184,7 +189,8 @@ def test_the_simulation_reaches_every_corner() -> None:
     assert repeated > 20
     assert stale > 5
     assert set(compactions) == {"threshold", "overflow", "request", "error", "shorter", "pruned"}
-    assert set(changed) == {"vetted", "blocked", "parts", "due"}
+    assert set(changed) == {"vetted", "blocked", "parts", "due", "edited", "retracted"}
+    assert together > 20
     assert set(details) >= {"stop condition", "input", "output", "context_too_long"}
 
 
@@ -195,4 +201,5 @@ def how_of(event: HistoryCompacted) -> list[str]:
 
 def what_of(event: InputChanged) -> list[str]:
     shown = {"vetted": event.vetted, "blocked": event.blocked, "parts": event.parts, "due": event.due}
+    shown |= {"retracted": event.retracted, "edited": event.parts and not event.vetted}
     return [name for name, value in shown.items() if value]

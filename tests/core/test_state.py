@@ -29,9 +29,9 @@ from perdure.core.events import (
     StateChanged,
 )
 from perdure.core.fold import evolve, fold
-from perdure.core.messages import Text, Usage
+from perdure.core.messages import Text, Usage, UserMessage
 from perdure.core.rules import next_actions
-from perdure.core.state import Remembered, RunSummary, SessionState, in_flight, new_state
+from perdure.core.state import KeyedInput, Remembered, RunSummary, SessionState, in_flight, new_state
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import summarise
 from tests.core.logs import (
@@ -241,6 +241,22 @@ def test_inputs_are_taken_once_by_the_run_that_read_them() -> None:
     assert (state.taken.get(1), state.taken.get(2), state.taken.get(3)) == (1, 1, None)
     assert len(state.history) == 2
     assert state.queue == ()
+
+
+def test_a_retracted_input_leaves_nothing_but_that_it_was() -> None:
+    keyed = sent(1, key="bill", digest="d1", at=50.0)
+    state = folded(keyed, InputChanged(1, blocked="no"), InputChanged(1, retracted=True))
+    assert (state.queue, state.vetted, state.keys.get("bill"), state.taken.get(1)) == ((), {}, None, 0)
+    assert (summarise(state).status, summarise(state).wake_at) == ("idle", None)
+    again = folded(keyed, InputChanged(1, retracted=True), sent(2, key="bill", digest="d2"))
+    assert again.keys.get("bill") == KeyedInput(2, "d2")
+
+
+def test_an_edited_input_is_heard_with_its_last_words() -> None:
+    edits = (InputChanged(1, (Text("two"),)), InputChanged(1, (Text("three"),)))
+    state = folded(sent(1, key="bill", digest="d1"), edits, RunStarted(1, (1,)), InputChanged(1, (Text("four"),)))
+    assert state.history[:] == [UserMessage((Text("three"),))]
+    assert state.keys.get("bill") == KeyedInput(1, "d1")
 
 
 def test_an_intent_without_outcome_is_in_flight() -> None:

@@ -24,6 +24,11 @@ def show_change(event: Event) -> tuple[str, str, str] | None:
         case HistoryImported(messages=messages, repairs=repairs, source=source):
             what = f"{count(len(messages), 'message')} imported{f' from {source}' if source else ''}"
             return "⇥", f"{what} · {count(len(repairs), 'repair')}", "magenta"
+        case InputChanged(input=number, retracted=True, by=by):
+            return "⊘", f"input {number} was retracted{f' by {by}' if by else ''}", "yellow"
+        case InputChanged(input=number, parts=parts, vetted=False, blocked="", by=by) if parts is not None:
+            edited = f"input {number} was edited{f' by {by}' if by else ''}"
+            return "·", f"{edited}: {shorten(show_parts(parts), LONGEST)}", "dim"
         case InputChanged(blocked=blocked) if blocked:
             return "✗", f"the input is blocked: {shorten(blocked, LONGEST)}", "red"
         case InputChanged(parts=parts) if parts is not None:

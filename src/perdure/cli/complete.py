@@ -1,4 +1,4 @@
-"""What the shell offers after Tab: sessions, pending decisions, models and the words of a decision."""
+"""What the shell offers after Tab: sessions, tags, inputs, pending decisions, models and the words of a decision."""
 
 from __future__ import annotations
 
@@ -45,6 +45,17 @@ def tag_names(ctx: typer.Context, incomplete: str) -> list[str]:
     async def read(runtime: Runtime) -> list[str]:
         session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
         return [name for name in await session.tags() if name.startswith(incomplete)]
+
+    return _look(ctx, read)
+
+
+def input_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The inputs that wait for the session that was named before."""
+    named = ctx.params.get("id") or next(iter(ctx.args), "")
+
+    async def read(runtime: Runtime) -> list[str]:
+        session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
+        return [str(item.number) for item in await session.inputs() if str(item.number).startswith(incomplete)]
 
     return _look(ctx, read)
 

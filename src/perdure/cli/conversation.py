@@ -16,6 +16,7 @@ from perdure.cli.views import view_for
 from perdure.cli.words import count, show_parts, show_spent
 from perdure.core.errors import PerdureError, UsageError
 from perdure.core.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from perdure.core.state import has_due_input
 from perdure.runtime.run import Run
 from perdure.runtime.session import Session
 
@@ -67,7 +68,7 @@ class Conversation:
             chosen = f" · model {chosen_model()}" if self._given.agent is None and self._given.model is None else ""
             self._screen.line("◆", f"session {self._session.id} · agent {self._session.agent}{chosen}{past}", "bold")
             self._screen.line(" ", f"{KEYS} /help lists the commands." if not past else "/help helps.", "dim")
-        if state.run or state.queue:
+        if state.run or has_due_input(state):
             self._screen.line("·", "its last run was left open; going on with it", "dim")
             await self._go_on()
 

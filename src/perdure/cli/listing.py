@@ -6,17 +6,20 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, cast, get_args
 
+from perdure.cli.inputs import show_waiting
 from perdure.cli.remote import beside, find, how_to_decide, how_to_resume
 from perdure.cli.screen import Screen, open_screen
 from perdure.cli.terminal import patience, print_json
 from perdure.cli.timeline import MARGIN, Timeline
-from perdure.cli.words import count, shorten, show_spent, visible
+from perdure.cli.words import count, shell, shorten, show_spent, visible
 from perdure.core.codec import encode_event
 from perdure.core.errors import UsageError
 from perdure.core.state import SessionState
 from perdure.core.transcript import transcript
 from perdure.core.views import Status, pending_of, summarise
 from perdure.ports import Record, SessionRow
+from perdure.runtime.inbox import waiting_in
+from perdure.runtime.living import turns_of
 from perdure.runtime.session import Session
 from perdure.wiring import Runtime
 
@@ -26,6 +29,7 @@ COLUMNS = {"session": 0, "status": 0, "agent": 50, "records": 60, "changed": 72,
 """Each with the width that a terminal needs to show it."""
 
 LONGEST_TITLE = 40
+MOST_WAITING = 5
 
 STATUS_STYLES = {"idle": "green", "running": "cyan", "waiting": "bold yellow"}
 
@@ -98,7 +102,8 @@ async def show_session(id: str, at: str | None, store: str | None, tenant: str, 
 async def _print_session(session: Session[Any], state: SessionState, at: str | None) -> None:
     records = await session.records(limit=state.seq)
     about = {"id": session.id, "uid": session.uid, "agent": session.agent, "tenant": session.tenant}
-    shown = {**about, "title": state.title, "pending": pending_of(state), "records": records}
+    shown = {**about, "title": state.title, "turns": turns_of(state), "last": state.ended[-1] if state.ended else None}
+    shown |= {"pending": pending_of(state), "inputs": waiting_in(state), "records": records}
     if at is not None:
         values = {**state.values, **(state.run.values if state.run else {})}
         shown |= {"at": state.seq, "history": transcript(state)[:], "values": values}
@@ -110,17 +115,28 @@ def _show_summary(screen: Screen, session: Session[Any], state: SessionState) ->
     title = f" · {visible(state.title)}" if state.title else ""
     name = (visible(session.id), "bold")
     screen.say(name, f"{title} · agent {visible(session.agent)} · ", (status, STATUS_STYLES[status]))
-    spent = [count(state.runs, "run"), count(state.usage.total, "token")]
+    spent = [count(state.runs, "run"), count(turns_of(state), "turn"), count(state.usage.total, "token")]
     spent += show_spent(state.cost_usd, is_priced=state.is_priced)
     head = session.state.seq
     records = count(head, "record") if state.seq == head else f"at record {state.seq:,} of {head:,}"
     screen.say((" · ".join([*spent, records, f"uid {session.uid}"]), "dim"))
+    if state.runs > 1 and state.ended:
+        last = state.ended[-1]
+        spent = [count(last.turns, "turn"), count(last.usage.total, "token")]
+        spent += show_spent(last.cost_usd, is_priced=last.is_priced)
+        screen.say((f"last run: {last.reason} · {' · '.join(spent)}", "dim"))
 
 
 async def _show_next(runtime: Runtime, screen: Screen, session: Session[Any], store: str | None) -> None:
     """What a person may do now."""
     summary = summarise(session.state)
     driver = await runtime.driver_of(session)
+    waiting = waiting_in(session.state)
+    for item in waiting[:MOST_WAITING]:
+        screen.line("▸", f"waits: {show_waiting(item)}", "cyan")
+    if len(waiting) > MOST_WAITING:
+        there = shell("inputs", "list", session.id, store=store, tenant=session.tenant)
+        screen.line(" ", f"and {len(waiting) - MOST_WAITING:,} more: {there}", "cyan")
     for item in summary.pending:
         screen.line("‖", how_to_decide(item, store), "yellow")
     if driver:

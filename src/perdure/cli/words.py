@@ -88,6 +88,10 @@ def show_until(at: float | None) -> str:
     return "" if at is None else f" until {datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
 
 
+def show_from(at: float) -> str:
+    return f"not before {datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+
+
 def show_parts(parts: Iterable[Part]) -> str:
     return " ".join(part.text if isinstance(part, Text) else _show_media(part) for part in parts)
 

@@ -10,6 +10,7 @@ from typing import assert_never
 from perdure.core.calls import Call
 from perdure.core.commands import (
     CancelBackground,
+    ChangeInput,
     ChangeSettings,
     ChangeState,
     Command,
@@ -42,7 +43,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.fits import misfit, misfit_arguments
-from perdure.core.inputs import NATURAL_END
+from perdure.core.inputs import NATURAL_END, accept_change
 from perdure.core.outcomes import EXPIRY
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunState, SessionState, find_call, has_due_input
@@ -64,6 +65,8 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
     match command:
         case SendInput():
             return _accept_input(state, command)
+        case ChangeInput(input=number, parts=parts, by=by):
+            return accept_change(state, number, parts, by)
         case ContinueRun():
             return _accept_continue(state, command)
         case Decide():

@@ -23,6 +23,14 @@ class SendInput(Plain, frozen=True):
     hops: int = 0
 
 
+class ChangeInput(Plain, frozen=True):
+    """Other words for an input that waits, or without `parts` its retraction. The first of this and a run gets it."""
+
+    input: int
+    parts: tuple[Part, ...] | None = None
+    by: str = ""
+
+
 class ContinueRun(Plain, frozen=True):
     """The last run goes on after a limit, a stop or a failure, without new input."""
 
@@ -128,6 +136,7 @@ class ExpireCalls(Plain, frozen=True):
 
 Command: TypeAlias = (
     SendInput
+    | ChangeInput
     | ContinueRun
     | Decide
     | DecideAll

@@ -56,6 +56,9 @@ from perdure.core.specs import NextTurn
 from perdure.core.state import Remembered, RunState, RunSummary, SessionState, find_call, new_state
 from perdure.core.window import calls_of, estimate_message
 
+WIDEST = 10**15
+"""Tokens; a window beyond that makes no sense, and parts of it could not be reckoned."""
+
 
 def evolve(state: SessionState, event: Event) -> SessionState:
     seq = state.seq + 1
@@ -178,7 +181,7 @@ def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
         continues=event.continues,
         tools=event.tools,
         stop=state.early_stop,
-        window=event.window,
+        window=None if event.window is None else min(event.window, WIDEST),
         replies=owed_for(state, event.inputs),
         hops=max((queued.hops for queued in state.queue if queued.input in event.inputs), default=0),
         blocked=next((reason for number in event.inputs if (reason := state.vetted.get(number))), ""),

@@ -32,6 +32,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.guards import tripped
+from perdure.core.inputs import starting
 from perdure.core.messages import Text
 from perdure.core.outcomes import end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards, NextTurn
@@ -69,8 +70,7 @@ def _break_off(call: Call) -> Action:
 def _next_actions(state: SessionState) -> tuple[Action, ...]:
     run = state.run
     if run is None:
-        due = next((queued.input for queued in state.queue if queued.at is None), None)
-        return () if due is None else (StartRun((due,)),)
+        return (StartRun(first),) if state.queue and (first := starting(state, state.spec)) else ()
     if run.blocked:
         # Who stopped it while a guardrail was looking did not want to know what that would have said.
         stopped = _end_stopped(run, run.stop) if run.stop else None
@@ -121,7 +121,8 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
 def _joining(state: SessionState) -> tuple[int, ...]:
     """The inputs that the next turn hears; one that a guardrail blocked gets a run of its own, which refuses it."""
     waiting = [queued.input for queued in state.queue if queued.busy == "join" and queued.at is None]
-    return tuple(number for number in waiting if not state.vetted.get(number))
+    joining = tuple(number for number in waiting if not state.vetted.get(number))
+    return joining[:1] if state.spec and state.spec.inputs.joined == "one" else joining
 
 
 def _has_overflowed(run: RunState) -> bool:

@@ -191,6 +191,25 @@ class StopWhen(Plain, frozen=True):
             raise UsageError(f"StopWhen(text={self.text!r}) is no pattern: {error}.") from None
 
 
+class Inputs(Plain, frozen=True):
+    """How inputs that wait are taken: `queued` ones when a run starts, `joined` ones at a turn.
+
+    `one` at a time, or `all` that are due; a run starts with several only if they ask for the same overrides.
+    """
+
+    queued: Literal["one", "all"] = "one"
+    joined: Literal["one", "all"] = "all"
+
+    def check(self) -> None:
+        for name in ("queued", "joined"):
+            if getattr(self, name) not in ("one", "all"):
+                raise UsageError(f"Inputs({name}={getattr(self, name)!r}): take 'one' or 'all'.")
+
+
+AS_USUAL = Inputs()
+"""The very object that agents have by default: what is at its default is not written, so it changes no digest."""
+
+
 class AgentSpec(Plain, frozen=True):
     name: str
     model: str = ""
@@ -207,6 +226,7 @@ class AgentSpec(Plain, frozen=True):
     reminders: tuple[Reminder, ...] = ()
     stop_when: tuple[StopWhen, ...] = ()
     vets_input: bool = False
+    inputs: Inputs = AS_USUAL
 
 
 class Overrides(Plain, frozen=True):

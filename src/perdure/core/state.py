@@ -124,8 +124,9 @@ class SessionState(Plain, frozen=True):
     """`history` is what the model reads: view number `view` of the past, in which `asked` is the last input.
 
     `ledger` stands word for word in every summary. `vetted` are inputs that a guardrail has seen, with its objection.
-    `estimated_tokens` is our own count of the history, `token_ratio` how far the provider's differs. `owed` and
-    `outbox` are what other sessions have not been told yet.
+    `estimated_tokens` is our own count of the history, `token_ratio` how far the provider's differs. `taken` has the
+    run that took each input; none, 0, took one that was retracted. `owed` and `outbox` are what other sessions have not
+    been told yet.
     """
 
     seq: int = 0

@@ -14,8 +14,10 @@ from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
 from perdure.core.events import OrphanPolicy
 from perdure.core.specs import (
+    AS_USUAL,
     AgentSpec,
     Guards,
+    Inputs,
     Limits,
     ModelSettings,
     Reminder,
@@ -82,6 +84,7 @@ class Agent(Generic[OutputT]):
     hooks: Sequence[Hooks] = ()
     guardrails: Sequence[Guardrail] = ()
     plugins: Sequence[Plugin] = ()
+    inputs: Inputs = AS_USUAL
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.strip():
@@ -95,6 +98,7 @@ class Agent(Generic[OutputT]):
                 raise UsageError(f"Agent {self.name!r}: {name} takes {kind.__name__}(…), not {getattr(self, name)!r}.")
         self.window.check()
         self.compaction.check()
+        self.inputs.check()
         for condition in (*self.stop_when, *self.reminders):
             condition.check()
 
@@ -147,7 +151,13 @@ _LISTS: dict[str, type[Any] | None] = {
     "middleware": None,
 }
 _AGENT_OPTIONS = ("name", "description", "timeout", "ask", "sequential", "background", "hidden", "deferred")
-_OPTIONS: dict[str, type[Any]] = {"window": Window, "compaction": Compaction, "limits": Limits, "guards": Guards}
+_OPTIONS: dict[str, type[Any]] = {
+    "window": Window,
+    "compaction": Compaction,
+    "limits": Limits,
+    "guards": Guards,
+    "inputs": Inputs,
+}
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,7 @@ def bind(
         reminders=tuple(agent.reminders),
         stop_when=tuple(agent.stop_when),
         vets_input=parts.vets_input,
+        inputs=agent.inputs,
     )
     return Binding(
         agent=agent,

@@ -37,10 +37,12 @@ from perdure.core.errors import Conflict, StaleEpoch, StoreError
 from perdure.core.events import (
     CallEnded,
     Event,
+    InputChanged,
     ModelFailed,
     ModelResponded,
     RunEnded,
 )
+from perdure.core.inputs import starting
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call
 from perdure.ports import Claim, Timer
@@ -119,6 +121,9 @@ class Driver:
                 # What is told of other processes' commits comes late; gates and calls must not judge by what was.
                 await self._patiently(self._desk.shared.refresh)
             self._stirred = False
+            vetting = self._flights.get(VETTING)
+            if vetting is not None and vetting.is_overtaken(self._log.state):
+                self._drop(vetting)
             change, starts = self._plan()
             if [flight for flight in starts if type(flight.action) is CheckCall]:
                 await self._check_early(change, starts)
@@ -230,13 +235,15 @@ class Driver:
                 | DeliverMessage()
             ):
                 return self._prepare(action, starts)
-            case StartRun(inputs=(first, *_)) if self._binding.spec.vets_input and first not in change.after.vetted:
-                if change.after.early_stop is not None:
-                    # Who wants an end does not wait for guardrails; what they have not seen is not carried out.
-                    self._break_off(VETTING, "stop")
-                return self._prepare(VetInput(first), starts)
             case StartRun():
-                change.add(start_run(self._desk, change.after, action))
+                inputs = starting(change.after, self._binding.spec)
+                unseen = [number for number in inputs if number not in change.after.vetted]
+                if self._binding.spec.vets_input and unseen:
+                    if change.after.early_stop is not None:
+                        # Who wants an end does not wait for guardrails; what they have not seen is not carried out.
+                        self._break_off(VETTING, "stop")
+                    return self._prepare(VetInput(unseen[0]), starts)
+                change.add(start_run(self._desk, change.after, StartRun(inputs)))
             case SuspendCall():
                 change.add((suspend(self._desk, action, change.after),))
             case AbortModel():
@@ -366,7 +373,7 @@ class Driver:
             now = self._world.clock.monotonic()
             event = replace(event, seconds=round(now - self._lap_from, 6))
             self._lap_from = now
-        if flight.after or flight.settle is not None or isinstance(event, RunEnded):
+        if flight.after or flight.settle is not None or isinstance(event, RunEnded | InputChanged):
             self._note_all(flight.facts(event))
         else:
             self._note(event)
@@ -422,10 +429,16 @@ class Driver:
             call = find_call(run, slot)
             is_moot = isinstance(flight.action, CheckCall) and (call is None or call.status == "ended")
             if is_moot or (isinstance(flight.action, EndRun) and run is None):
-                flight.landed = True
-                del self._flights[slot]
-                if flight.task is not None:
-                    flight.task.cancel()
+                self._drop(flight)
+
+    def _drop(self, flight: Flight) -> None:
+        """Work that changes nothing until it lands, and never will."""
+        flight.landed = True
+        del self._flights[slot_of(flight.action)]
+        if flight.timer is not None:
+            flight.timer.cancel()
+        if flight.task is not None:
+            flight.task.cancel()
 
     def _abandon(self, flight: Flight) -> None:
         if not flight.landed and flight.task is not None:

@@ -35,7 +35,7 @@ from perdure.core.rules import next_actions
 from perdure.core.specs import Effect
 from perdure.core.state import SessionState
 from perdure.ports import Timer
-from perdure.runtime.directives import Fact, Late
+from perdure.runtime.directives import Fact, Late, in_turn
 
 Cause = Literal["stop", "timeout"]
 Errand = RecallChild | ReportEnd | DeliverMessage
@@ -50,7 +50,7 @@ class Flight:
     """`cause` says why it was told to end; `landed` that its one event is on its way to the log.
 
     `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
-    that it is committed behind. `state` is what a check was planned for.
+    that it is committed behind. `state` is what a check was planned for, or what an input was when it was shown.
     """
 
     __slots__ = (
@@ -98,10 +98,20 @@ class Flight:
         settle = self.settle
         if isinstance(self.action, EndRun) and isinstance(event, RunEnded):
             return [partial(_if_wanted, self.action.end, event), *self.after]
+        if isinstance(self.action, VetInput):
+            return [partial(_if_unchanged, self, event)]
         if settle is None:
             return [event, *self.after]
         settled: Late = partial(settle, event)
         return [settled, *self.after]
+
+    def is_overtaken(self, state: SessionState) -> bool:
+        """Whether the input that is being vetted has gone, or has other words by now than those that were shown."""
+        if not isinstance(self.action, VetInput) or self.state is None:
+            return False
+        number = self.action.input
+        then, now = (next((q.parts for q in s.queue if q.input == number), None) for s in (self.state, state))
+        return now is None or now != then
 
     def failed(self, reason: str) -> Event:
         """The event of work that raised where it must not: middleware, or a result that is no event."""
@@ -160,6 +170,11 @@ class Flight:
 def _if_wanted(asked: RunEnded, end: RunEnded, state: SessionState) -> tuple[Event, ...]:
     """The end that somebody was asked about, unless an input or a stop has come meanwhile."""
     return (end,) if AppendEvents((asked,)) in next_actions(state) else ()
+
+
+def _if_unchanged(flight: Flight, verdict: Event, state: SessionState) -> list[Event]:
+    """What guardrails and hooks say of an input, unless it is about words that were edited or retracted meanwhile."""
+    return [] if flight.is_overtaken(state) else in_turn(state, [verdict, *flight.after])
 
 
 def slot_of(action: Awaited) -> int:

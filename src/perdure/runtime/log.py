@@ -83,7 +83,8 @@ class SessionLog:
     def keep_recourse(self, input: int, function: OnModelError) -> None:
         """For as long as the input's run is open; those of runs that have ended are dropped."""
         taken, ended = self.state.taken, len(self.state.ended)
-        kept = {number: known for number, known in self.recourses.items() if (taken.get(number) or ended + 1) > ended}
+        runs = {number: taken.get(number) for number in self.recourses}
+        kept = {n: known for n, known in self.recourses.items() if (run := runs[n]) is None or run > ended}
         self.recourses = {**kept, input: function}
 
     async def load(self) -> None:

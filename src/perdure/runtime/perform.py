@@ -57,6 +57,8 @@ async def perform(desk: Desk, flight: Flight) -> Event:
         desk.waste = Waste()
     elif isinstance(action, CompactHistory):
         desk.aside = Waste()
+    elif isinstance(action, VetInput):
+        flight.state = desk.log.state
     event = await stand_in(desk, action) if stand_in is not None else None
     if event is None and desk.layers:
         innermost = partial(_perform, desk, flight)

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Generator
 from typing import Any, Generic
 
 from perdure.core.deltas import AttemptDiscarded, DeltasDropped, TextDelta
-from perdure.core.errors import UsageError
-from perdure.core.events import InputAccepted, ModelResponded, RunEnded
-from perdure.core.state import SessionState
+from perdure.core.errors import Refused
+from perdure.core.events import InputAccepted, InputChanged, ModelResponded, RunEnded
+from perdure.core.state import RunSummary, SessionState
 from perdure.core.views import Pending
 from perdure.ports import Item, Record
 from perdure.runtime.agent import OutputT
@@ -34,7 +34,7 @@ class Run(Generic[OutputT]):
     @property
     def run(self) -> int | None:
         """The run's number in its session, once it has started."""
-        return self._log.state.taken.get(self._input)
+        return self._log.state.taken.get(self._input) or None
 
     def __await__(self) -> Generator[Any, None, RunResult[OutputT]]:
         return self._settled().__await__()
@@ -50,8 +50,14 @@ class Run(Generic[OutputT]):
             is_open = item.run != 0 and item.run == self.run
             if is_open or (isinstance(item.event, InputAccepted) and item.event.input == self._input):
                 yield item
-            if is_open and isinstance(item.event, RunEnded):
-                return
+            match item.event:
+                case RunEnded() if is_open:
+                    return
+                case InputChanged(input=number, retracted=True) if number == self._input:
+                    yield item
+                    return
+                case _:
+                    pass
 
     async def text(self) -> AsyncIterator[str]:
         """The answer's text as it comes; what was not seen in pieces comes as soon as its turn is answered."""
@@ -82,20 +88,12 @@ class Run(Generic[OutputT]):
 
     def _result(self, state: SessionState, pending: tuple[Pending, ...]) -> RunResult[OutputT]:
         number = state.taken.get(self._input)
+        if number == 0:
+            raise Refused(f"Input {self._input} was retracted before a run took it; send it again if it is wanted.")
         if number is not None and number <= len(state.ended):
-            ended = state.ended[number - 1]
-            return RunResult(
-                number,
-                ended.reason,
-                ended.detail,
-                output=self._host.decode_output(state, ended),
-                usage=ended.usage,
-                cost_usd=ended.cost_usd if ended.is_priced else None,
-                turns=ended.turns,
-            )
+            return result_of(self._host, state, state.ended[number - 1])
         run = state.run
-        if run is None:
-            raise UsageError("The run was retracted before it started.")
+        assert run is not None
         return RunResult(
             number or 0,
             "waiting",
@@ -104,3 +102,16 @@ class Run(Generic[OutputT]):
             turns=run.turn,
             pending=pending,
         )
+
+
+def result_of(host: Host, state: SessionState, ended: RunSummary) -> RunResult[Any]:
+    """How a run ended, as callers read it."""
+    return RunResult(
+        ended.run,
+        ended.reason,
+        ended.detail,
+        output=host.decode_output(state, ended),
+        usage=ended.usage,
+        cost_usd=ended.cost_usd if ended.is_priced else None,
+        turns=ended.turns,
+    )

@@ -33,11 +33,13 @@ from perdure.runtime.agent import OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.host import Host
+from perdure.runtime.inbox import Waiting, edit_input, retract_input, waiting_in
+from perdure.runtime.living import is_idle, turns_of, wait_idle, wait_wakeup
 from perdure.runtime.log import SessionLog
 from perdure.runtime.media import Input, to_parts
 from perdure.runtime.recourse import OnModelError
 from perdure.runtime.results import Decision, RunResult
-from perdure.runtime.run import Run
+from perdure.runtime.run import Run, result_of
 from perdure.runtime.schema import codec_of
 from perdure.runtime.transfer import export_lines
 from perdure.runtime.travel import Point
@@ -193,6 +195,19 @@ class Session(Generic[OutputT]):
             return await self.run(input, limits=limits, on_pending=on_pending)
         return await self.resume(limits=limits, on_pending=on_pending)
 
+    async def inputs(self) -> tuple[Waiting, ...]:
+        """The inputs that no run has taken yet, in the order in which they will be taken as things stand."""
+        await self._log.refresh()
+        return waiting_in(self._log.state)
+
+    async def edit_input(self, number: int, input: Input, *, by: str = "") -> None:
+        """Other words for an input that waits; guardrails see it again. Its key still means the words it came with."""
+        await edit_input(self._host, self._log, number, input, by)
+
+    async def retract(self, number: int, *, by: str = "") -> None:
+        """Takes back an input that waits: nobody hears it, its key is free, and who awaits its run is refused."""
+        await retract_input(self._host, self._log, number, by)
+
     async def answer(self, answers: Mapping[str, Any], *, by: str = "") -> None:
         """Answers several pending questions or calls at once, by their ids: all of one session's, or none of them."""
         logs: dict[str, SessionLog] = {}
@@ -343,9 +358,36 @@ class Session(Generic[OutputT]):
             after = page[-1].seq
 
     async def usage(self) -> Usage:
-        """All that it has used, its sub-agents included, and what those at work have used so far."""
+        """All that it has used, its sub-agents included, also those at work; that of the last run is `last.usage`."""
         await self._log.refresh()
         return await family.usage_in(self._host, self._log.state)
+
+    @property
+    def last(self) -> RunResult[OutputT] | None:
+        """The run that ended last, as this process last saw it: answer, reason, usage, cost and turns."""
+        state = self._log.state
+        return result_of(self._host, state, state.ended[-1]) if len(state.ended) else None
+
+    @property
+    def turns(self) -> int:
+        """The turns of all runs, as this process last saw them; those of the last one are `last.turns`."""
+        return turns_of(self._log.state)
+
+    @property
+    def is_idle(self) -> bool:
+        """No run is open and none is due, as this process last saw it."""
+        return is_idle(self._log.state)
+
+    async def wait_idle(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - on the Runtime's clock
+        """Waits until the session is idle, whoever drives it: True.
+
+        False after the time-out, and at once if the session waits for a decision: no waiting brings that about.
+        """
+        return await wait_idle(self._host, self._log, self._host.world.clock, timeout)
+
+    async def wait_wakeup(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - on the Runtime's clock
+        """Waits until the session has work, from wherever it comes: True, at once if it has. False if too late."""
+        return await wait_wakeup(self._log, self._host.world.clock, timeout)
 
     async def pending(self) -> tuple[Pending, ...]:
         """What waits for a decision, here and in the sessions of sub-agents."""

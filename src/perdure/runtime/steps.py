@@ -220,6 +220,10 @@ def _show_change(value: JSON) -> str:
             return f"goes back to {value.get('keep', 0) + len(value.get('messages', ()))} messages"
         case {"type": "HistoryImported"}:
             return f"imports {len(value['messages'])} messages" + _why(value.get("source"))
+        case {"type": "InputChanged", "retracted": True, "input": number}:
+            return f"input {number} is retracted"
+        case {"type": "InputChanged", "parts": parts, "input": number}:
+            return f"input {number} is now {_words(parts)}"
         case {"type": "SettingsChanged", "title": str(title)}:
             return f"is called {_short(title)!r}"
         case _:
