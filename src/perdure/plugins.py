@@ -1,6 +1,15 @@
 """What extends an agent: hooks, guardrails, plug-ins, state keys, directives, and the actions that middleware sees."""
 
-from perdure.core.actions import CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
+from perdure.core.actions import (
+    CallModel,
+    CheckCall,
+    CompactHistory,
+    EndOperation,
+    EndRun,
+    RunTool,
+    SwitchAgent,
+    VetInput,
+)
 from perdure.core.specs import NextTurn, Overrides
 from perdure.runtime.directives import Block, Emit, Result, Retry, Schedule, Stop
 from perdure.runtime.guardrails import Guardrail
@@ -58,6 +67,7 @@ __all__ = [
     "SessionMoment",
     "StateKey",
     "Stop",
+    "SwitchAgent",
     "TurnMoment",
     "VetInput",
 ]

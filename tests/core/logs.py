@@ -14,9 +14,11 @@ from perdure.core.actions import (
     CompactHistory,
     EndOperation,
     EndRun,
+    MakeTools,
     RunTool,
     StartRun,
     SuspendCall,
+    SwitchAgent,
     VetInput,
 )
 from perdure.core.events import (
@@ -173,6 +175,10 @@ def brief(action: Action) -> str:
             return f"vet {number}"
         case CompactHistory(cause=cause, view=view, background=background):
             return f"compact view {view} {cause}{' beside' if background else ''}"
+        case MakeTools(run=run):
+            return f"make the tools of run {run}"
+        case SwitchAgent(agent=agent, call=call):
+            return f"switch to {agent}{f' for {call}' if call else ''}"
         case EndRun(end=end):
             return f"ask about: {_brief_event(end)}"
         case _:

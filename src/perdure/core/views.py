@@ -9,7 +9,7 @@ from perdure.core.codec import decode_json
 from perdure.core.events import PauseKind
 from perdure.core.messages import JSON, Plain
 from perdure.core.rules import next_actions
-from perdure.core.state import SessionState, in_flight
+from perdure.core.state import SessionState, agent_of, in_flight
 
 Status = Literal["idle", "running", "waiting"]
 
@@ -70,7 +70,7 @@ def summarise(state: SessionState) -> Summary:
     times = [p.expires_at for p in pending if p.expires_at is not None] if pending else []
     if state.queue:
         times += [queued.at for queued in state.queue if queued.at is not None]
-    return Summary(state.agent, status, runnable, min(times, default=None), pending, state.title)
+    return Summary(agent_of(state), status, runnable, min(times, default=None), pending, state.title)
 
 
 def _shown(arguments: str) -> JSON:

@@ -27,9 +27,10 @@ from perdure.ports import Model
 from perdure.runtime.compaction import Compaction
 from perdure.runtime.deferred import defer, find_tools
 from perdure.runtime.guardrails import Guardrail
+from perdure.runtime.handoffs import Handoff, hand_off_tools, targets_of
 from perdure.runtime.hooks import Hooks
 from perdure.runtime.middleware import Middleware
-from perdure.runtime.plugins import Assembled, Own, Plugin, Words, assemble
+from perdure.runtime.plugins import Assembled, Own, Plugin, ToolItem, Words, assemble
 from perdure.runtime.policy import Policy
 from perdure.runtime.recourse import OnModelError
 from perdure.runtime.schema import Codec, codec_of
@@ -55,12 +56,13 @@ class Agent(Generic[OutputT]):
     """A model with instructions, tools and limits. `model` may be a list: the first, then fallbacks.
 
     Tools beyond `defer_above` bytes of schemas stand behind a search. `context` is said beside the conversation.
+    `handoffs` are agents, or names of agents, that may take over.
     """
 
     name: str
     instructions: Instructions = ""
     model: ModelChoice = ""
-    tools: Sequence[Tool[..., Any] | Callable[..., Any]] = ()
+    tools: Sequence[ToolItem] = ()
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     output: type[OutputT] | Sequence[type[OutputT]] | None = None
@@ -79,6 +81,7 @@ class Agent(Generic[OutputT]):
     hooks: Sequence[Hooks] = ()
     guardrails: Sequence[Guardrail] = ()
     plugins: Sequence[Plugin] = ()
+    handoffs: Sequence[Agent[Any] | Handoff | str] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.strip():
@@ -90,6 +93,7 @@ class Agent(Generic[OutputT]):
         for name, kind in _OPTIONS.items():
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"Agent {self.name!r}: {name} takes {kind.__name__}(…), not {getattr(self, name)!r}.")
+        targets_of(self.name, self.handoffs)
         self.window.check()
         self.compaction.check()
         for condition in (*self.stop_when, *self.reminders):
@@ -113,6 +117,7 @@ _LISTS: dict[str, type[Any] | None] = {
     "stop_when": StopWhen,
     "context": None,
     "middleware": None,
+    "handoffs": None,
 }
 _OPTIONS: dict[str, type[Any]] = {"window": Window, "compaction": Compaction, "limits": Limits, "guards": Guards}
 
@@ -135,11 +140,17 @@ class Binding:
     parts: Assembled
     offered: tuple[ToolSpec, ...]
     summarisers: tuple[Model, ...] = ()
+    handoffs: dict[str, Handoff] = field(default_factory=dict[str, Handoff])
 
     @cached_property
     def hides(self) -> bool:
         """Whether there are tools that the model does not see in every turn."""
         return any(tool.hidden or tool.deferred for tool in self.offered)
+
+    @cached_property
+    def conditional(self) -> bool:
+        """Whether there are tools that ask for each turn whether the model sees them."""
+        return any(tool.when is not None for tool in self.tools.values())
 
 
 def bind(
@@ -149,7 +160,9 @@ def bind(
 
     `hooks` are those of the Runtime.
     """
-    own = Own(agent.name, agent.tools, agent.hooks, agent.guardrails, agent.instructions)
+    handoffs = targets_of(agent.name, agent.handoffs)
+    given = [*agent.tools, *hand_off_tools(handoffs)]
+    own = Own(agent.name, given, agent.hooks, agent.guardrails, agent.instructions)
     parts = assemble(own, agent.plugins, hooks)
     tools = parts.tools
     models = (override,) if override is not None else _models(agent, resolve)
@@ -187,7 +200,23 @@ def bind(
         parts=parts,
         offered=tuple(tool for tool in spec.tools if not agent.policy.forbids(tool.name)),
         summarisers=_summarisers(agent, resolve) if override is None else (),
+        handoffs=handoffs,
     )
+
+
+def agents_of(agent: Agent[Any]) -> list[Agent[Any]]:
+    """The agents that this one brings along."""
+    targets = [target.to for target in targets_of(agent.name, agent.handoffs).values()]
+    return [cast("Agent[Any]", target) for target in targets if isinstance(target, Agent)]
+
+
+def check_data(binding: Binding, id: str, data: object) -> None:
+    """The session's data against what the agent's tools ask for, on every load."""
+    for tool, codec in binding.data.items():
+        try:
+            codec.decode(data)
+        except ValueError as error:
+            raise UsageError(f"The data of session {id!r} does not fit the tool {tool!r}: {error}") from None
 
 
 def _summarisers(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, ...]:

@@ -14,29 +14,44 @@ from perdure.core.actions import (
     CompactHistory,
     EndOperation,
     EndRun,
+    MakeTools,
     RunTool,
+    SwitchAgent,
     VetInput,
 )
-from perdure.core.events import CallChecked, CallEnded, Event, HistoryCompacted, InputChanged, ModelFailed, RunEnded
+from perdure.core.events import (
+    AgentPinned,
+    CallChecked,
+    CallEnded,
+    Event,
+    HistoryCompacted,
+    InputChanged,
+    ModelFailed,
+    Noted,
+    RunEnded,
+    Switched,
+)
 from perdure.core.messages import Text
 from perdure.core.rules import next_actions
-from perdure.core.specs import Effect
-from perdure.core.state import SessionState
+from perdure.core.specs import AgentSpec, Effect
+from perdure.core.state import SessionState, new_state
 from perdure.ports import Timer
 from perdure.runtime.directives import Fact, Late
 
 Cause = Literal["stop", "timeout"]
-Awaited = CallModel | CheckCall | RunTool | EndOperation | CompactHistory | VetInput | EndRun
+Awaited = CallModel | CheckCall | RunTool | EndOperation | CompactHistory | VetInput | EndRun | SwitchAgent | MakeTools
 """The actions that take their time."""
+Prepared = EndOperation | VetInput | CompactHistory | EndRun | SwitchAgent | MakeTools
+"""Those that change nothing until they land."""
 
-MODEL, COMPACTION, VETTING, ENDING = 0, -1, -2, -3
+MODEL, COMPACTION, VETTING, ENDING, SWITCHING, MAKING = 0, -1, -2, -3, -4, -5
 
 
 class Flight:
     """`cause` says why it was told to end; `landed` that its one event is on its way to the log.
 
     `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
-    that it is committed behind. `state` is what a check was planned for.
+    that it is committed behind. `state` is what a check, or a change of agents, was planned for.
     """
 
     __slots__ = (
@@ -109,6 +124,10 @@ class Flight:
                 return InputChanged(input, blocked=f"the guardrail failed: {reason}")
             case EndRun(end=end):
                 return end
+            case SwitchAgent():
+                return not_switched(self.action, self.state or new_state(), reason)
+            case MakeTools(run=run):
+                return Noted("tools_failed", {"run": run, "detail": reason})
 
     def broken_off(self) -> Event:
         """The event of work that was told to end and did: what nobody knows is not called success or failure."""
@@ -132,8 +151,15 @@ class Flight:
                     return CallEnded(call, "cancelled", (Text(f"{name} was cancelled."),))
                 text = f"{name} was cancelled while it was under way; it is not known whether it took effect."
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
-            case CompactHistory() | VetInput() | EndRun():
+            case CompactHistory() | VetInput() | EndRun() | SwitchAgent() | MakeTools():
                 return self.failed("it was broken off")
+
+
+def not_switched(action: SwitchAgent, state: SessionState, reason: str) -> AgentPinned:
+    """The same agent goes on, and the model is told why."""
+    what = f"The hand-off to {action.agent} failed" if action.call else f"{action.agent} could not take over"
+    error = f"{what}: {reason.rstrip('.')}. Go on without it."
+    return AgentPinned(state.spec_digest, state.spec or AgentSpec(state.agent), Switched(error=error))
 
 
 def _if_wanted(asked: RunEnded, end: RunEnded, state: SessionState) -> tuple[Event, ...]:
@@ -152,5 +178,9 @@ def slot_of(action: Awaited) -> int:
             return VETTING
         case EndRun():
             return ENDING
+        case SwitchAgent():
+            return SWITCHING
+        case MakeTools():
+            return MAKING
         case _:
             return action.call

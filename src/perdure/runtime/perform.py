@@ -6,9 +6,21 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from perdure.core.actions import Action, CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
+from perdure.core.actions import (
+    Action,
+    CallModel,
+    CheckCall,
+    CompactHistory,
+    EndOperation,
+    EndRun,
+    MakeTools,
+    RunTool,
+    SwitchAgent,
+    VetInput,
+)
 from perdure.core.errors import UsageError
 from perdure.core.events import (
+    AgentPinned,
     CallChecked,
     CallEnded,
     Event,
@@ -18,6 +30,7 @@ from perdure.core.events import (
     ModelResponded,
     Noted,
     RunEnded,
+    Switched,
 )
 from perdure.core.fold import evolve
 from perdure.runtime.desk import Desk, describe
@@ -25,11 +38,13 @@ from perdure.runtime.directives import Fact
 from perdure.runtime.flight import Flight
 from perdure.runtime.hook_phases import before_compaction, natural_end, vet_input
 from perdure.runtime.log import as_kept
+from perdure.runtime.making import make_tools
 from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_compaction import NO_PROGRESS, compact_history
 from perdure.runtime.perform_model import call_model, number_calls
+from perdure.runtime.perform_switch import switch_agent
 from perdure.runtime.vetting import vet_answer, vet_words
 from perdure.runtime.waste import Waste
 
@@ -37,6 +52,8 @@ from perdure.runtime.waste import Waste
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     action, stand_in = flight.action, desk.world.stand_in
+    if isinstance(action, MakeTools):
+        return await make_tools(desk, flight, action)
     if isinstance(action, CallModel):
         desk.waste = Waste()
     elif isinstance(action, CompactHistory):
@@ -107,6 +124,8 @@ async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
             return await vet_input(desk, flight, input)
         case EndRun(end=end):
             return await natural_end(desk, flight, end)
+        case SwitchAgent():
+            return await switch_agent(desk, flight, action)
         case _:
             raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
 
@@ -125,6 +144,8 @@ def _fitting(desk: Desk, flight: Flight, event: object) -> Event:
         case (EndRun(), Noted()) if flight.after:
             return event
         case (CompactHistory(view=view), HistoryCompacted(view=about)) if view == about:
+            return event
+        case (SwitchAgent(), AgentPinned(switched=Switched())):
             return event
         case (VetInput(input=input), InputChanged(input=about)) if input == about:
             return event if event.blocked else replace(event, vetted=True)

@@ -21,7 +21,7 @@ from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
 from perdure.runtime import travel
-from perdure.runtime.agent import OutputT
+from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.follow import follow
 from perdure.runtime.given import given_plain, given_text
@@ -84,6 +84,7 @@ class Session(Generic[OutputT]):
         output: Any = None,
         tools: Sequence[ToolSpec] = (),
         on_model_error: OnModelError | None = None,
+        agent: Agent[Any] | str | None = None,
     ) -> RunResult[OutputT]:
         """Sends the input and waits until its run ends or waits; `on_pending` answers decisions in place."""
         run = await self.start(
@@ -96,6 +97,7 @@ class Session(Generic[OutputT]):
             output=output,
             tools=tools,
             on_model_error=on_model_error,
+            agent=agent,
         )
         return await self._finish(run, on_pending)
 
@@ -111,16 +113,19 @@ class Session(Generic[OutputT]):
         output: Any = None,
         tools: Sequence[ToolSpec] = (),
         on_model_error: OnModelError | None = None,
+        agent: Agent[Any] | str | None = None,
     ) -> Run[OutputT]:
         """Sends the input and returns at once, as soon as it is durable.
 
         `tools` are those that the caller itself carries out, for this run. `on_model_error` sees each failed attempt
-        and says what follows; like all code it stays in this process.
+        and says what follows; like all code it stays in this process. `agent` drives this run alone.
         """
-        self._host.require_driver(self._log)
+        chosen = await self._host.choose(self._log, self.agent if agent is None else agent)
         overrides = self._overrides(model, limits, settings, output)
+        if agent is not None:
+            overrides = replace(overrides, agent=chosen)
         if tools:
-            overrides = replace(overrides, tools=self._host.declare(self.agent, tools))
+            overrides = replace(overrides, tools=self._host.declare(chosen, tools))
         parts, artifacts = to_parts(input)
         for digest, data in artifacts.items():
             await self._host.world.store.save_artifact(self.uid, digest, data)
@@ -159,7 +164,7 @@ class Session(Generic[OutputT]):
         settings: ModelSettings | None = None,
     ) -> Run[OutputT]:
         """What `resume` waits for, as a handle."""
-        self._host.require_driver(self._log)
+        await self._host.choose(self._log, self.agent)
         await self._log.refresh()
         state = self._log.state
         now = self._host.world.clock.now()
@@ -285,6 +290,10 @@ class Session(Generic[OutputT]):
         """From the next turn on this model answers, with the whole history; None for the agent's own again."""
         name = "" if model is None else self._name_of(model)
         await self._host.request(self._log, ChangeSettings(name or "", settings or ModelSettings()))
+
+    async def set_agent(self, agent: Agent[Any] | str) -> None:
+        """From the next turn on this agent goes on, with the whole history."""
+        await travel.set_agent(self._log, await self._host.choose(self._log, agent))
 
     async def delete(self) -> None:
         await self._host.delete(self._log)

@@ -167,6 +167,11 @@ class Wishes:
         return [wish for wish in self.directives if isinstance(wish, Scheduled)]
 
     @property
+    def successor(self) -> str:
+        """The agent that is to take over."""
+        return self.next.agent if self.next else ""
+
+    @property
     def shares(self) -> bool:
         """Whether keys that all sessions of the tenant share are to be changed, durably."""
         return any(self.touched[name].scope == "shared" and self.touched[name].persistent for name in self.changes)
