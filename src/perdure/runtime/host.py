@@ -105,6 +105,8 @@ class Host:
 
     async def choose(self, log: SessionLog, agent: Agent[Any] | str) -> str:
         """The name of an agent that is to work in this session; without an engine, another process knows it."""
+        if not agent:
+            raise UsageError("The agent's name is empty; name the one that shall go on.")
         if isinstance(agent, str) and self._engine is None and await self._roster.find(agent) is None:
             return given_text(agent, "An agent's name")
         binding = await self.named(agent)
@@ -411,13 +413,11 @@ class Host:
     async def _sweep(self) -> Sequence[str]:
         now = self.world.clock.now()
         self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
+        found = set(await self.world.store.runnable(list(self._bindings), now=now, limit=AT_ONCE))
         if self._roster.resolves:
             # As many more as are left alone, or they would stand in the way of all others.
-            most = AT_ONCE + len(self._left_alone)
-            found = await self.world.store.runnable(None, now=now, limit=most)
-            found = [uid for uid in found if uid not in self._left_alone]
-        else:
-            found = await self.world.store.runnable(list(self._bindings), now=now, limit=AT_ONCE)
+            anybody = await self.world.store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
+            found |= set(anybody) - self._left_alone.keys()
         return [*found, *self._dropped.difference(found)]
 
     def _keep(self, log: SessionLog) -> SessionLog:
