@@ -90,15 +90,15 @@ class Driver:
     def _binding(self) -> Binding:
         return self._desk.binding
 
-    async def run(self) -> bool:
+    async def run(self, *, follows: bool = False) -> bool:
         """Drives until the session settles or waits; leaves nothing of its own under way.
 
-        False if another agent is to go on: then the claim is kept for it.
+        False if another agent is to go on: then the claim is kept for it, and its driver `follows` this one.
         """
         self._log.attach()
         self._log.listen(self._stir)
         if self._desk.hooks.observes:
-            self._observers = Observers(self._desk, self._note_all, self._settle_down)
+            self._observers = Observers(self._desk, self._note_all, self._settle_down, follows=follows)
         try:
             self._facts += pick_up(self._desk, self._log.state)
             return await self._loop()

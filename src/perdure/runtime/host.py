@@ -301,7 +301,7 @@ class Host:
 
     async def _drive_on(self, log: SessionLog, claim: Claim) -> None:
         """One driver after the other, as agents hand over, under one claim."""
-        is_done = False
+        is_done = follows = False
         while not is_done and not self._stopping:
             binding = await self._roster.find(agent_of(log.state))
             if binding is None:
@@ -311,7 +311,8 @@ class Host:
                 continue
             shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
             driver = self._drivers[log.uid] = Driver(log, binding, self.world, claim, shared)
-            is_done = await driver.run()
+            is_done = await driver.run(follows=follows)
+            follows = True
 
     async def _shared_by(self, tenant: str) -> SharedState:
         """The keys that the tenant's sessions share; followed from now on, so that others' changes are seen here."""
