@@ -269,7 +269,8 @@ def test_a_model_of_the_session_s_own_takes_the_place_of_that_of_the_run() -> No
 def test_a_run_leaves_a_summary() -> None:
     spent: dict[str, Any] = {"usage": Usage(5, 7), "cost_usd": 0.25}
     state = folded(running(), turn(), answered("hi", **spent), RunEnded(1, "completed", "", "hi"))
-    assert list(state.ended) == [RunSummary(1, "completed", output="hi", usage=Usage(5, 7), cost_usd=0.25, turns=1)]
+    summary = RunSummary(1, "completed", output="hi", usage=Usage(5, 7), cost_usd=0.25, turns=1, agent="clerk")
+    assert list(state.ended) == [summary]
     assert (state.usage, state.cost_usd) == (Usage(5, 7), 0.25)
 
 
