@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -27,11 +27,12 @@ from perdure.core.specs import Window
 from perdure.core.transcript import unpaired
 from perdure.events import AgentPinned, CallChecked, HistoryCut, ModelCalled, RunStarted
 from perdure.handoffs import handoff, inputs_only, last_messages, without_calls
-from perdure.plugins import Hooks, StateKey
+from perdure.plugins import Hooks, StateKey, SwitchAgent
 from perdure.ports import ModelRequest, Store
 from perdure.runtime.handoffs import HAND_OFF
 from perdure.stores.memory import MemoryStore
-from perdure.testing import ManualClock, ScriptedModel, call
+from perdure.testing import ManualClock, ScriptedModel, call, replay
+from perdure.testing.replay import show_differences
 from perdure.tools import frontend
 from tests.runtime.scenes import crashing, events, said, seen, soon, told, turned, until
 
@@ -668,6 +669,48 @@ async def test_a_target_that_the_next_process_does_not_know_fails_the_hand_off(s
         assert (await soon(session.run("go", key="go"))).output == "Alone."
         failed = "The hand-off to billing failed: The agent 'billing' is not known here. Go on without it."
         assert (await said(session))[-1] == failed
+
+
+async def test_middleware_sees_the_change_of_agents_and_may_forbid_it(store: str | Store) -> None:
+    met: list[Any] = []
+
+    async def forbid(action: Any, perform: Any) -> Any:
+        if isinstance(action, SwitchAgent):
+            met.append((action.agent, action.call))
+            if action.agent == "refunds":
+                raise ToolError("not today")
+            if action.agent == "mars":
+                return "nonsense"
+        return await perform(action)
+
+    clerk = agent("clerk", agent("refunds"), agent("mars"), agent("billing"))
+    script = [[call(HAND_OFF, to=name)] for name in ("refunds", "mars", "billing")]
+    model = ScriptedModel([*script, "Billed."])
+    async with Runtime(store, agents=[clerk], model=model, middleware=[forbid]) as runtime:
+        session = await runtime.open(clerk, id="s")
+        assert (await soon(session.run("go"))).output == "Billed."
+        assert met == [("refunds", 1), ("mars", 2), ("billing", 3)]
+        assert asked(model) == ["clerk", "clerk", "clerk", "billing"]
+        assert (await said(session))[1] == "The hand-off to refunds failed: ToolError: not today. Go on without it."
+        assert "which does not fit" in (await said(session))[2]
+
+
+async def test_a_record_of_hand_offs_is_replayed() -> None:
+    refunds = agent("refunds", model="a:b")
+    billing = agent("billing", refunds, model="a:b")
+    model = answers([call(HAND_OFF, to="billing")], [call(HAND_OFF, to="refunds")], "Refunded.", "More.")
+    clerk = agent("clerk", handoff(billing, filter=last_messages(2)), model="a:b")
+    store = MemoryStore()
+    async with Runtime(store, agents=[clerk], model=model) as runtime:
+        session = await runtime.open(clerk)
+        assert (await soon(session.run("go"))).output == "Refunded."
+        await session.set_agent("clerk")
+        assert (await soon(session.run("more"))).output == "More."
+        records = await session.records()
+    done = await soon(replay(records, clerk))
+    assert done.identical, show_differences(done.differences)
+    done = await soon(replay(records, replace(clerk, handoffs=[handoff(billing, filter=inputs_only)])))
+    assert not done.identical, "another filter is another decision"
 
 
 # Fifty turns
