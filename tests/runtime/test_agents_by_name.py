@@ -220,6 +220,11 @@ async def test_a_chosen_run_that_goes_on_is_the_chosen_agent_s(store: str | Stor
         assert result.reason == "limit"
         assert (await soon(session.resume())).output == "billing says hello"
         assert (await soon(session.run("two"))).output == "clerk says hello"
+        await soon(session.run("three", agent="billing", limits=Limits(turns=0)))
+    async with Runtime(store, agents=[CLERK], model=told_by.model) as runtime:
+        session = await runtime.session("s")
+        with pytest.raises(UsageError, match="The agent 'billing' is not known here"):
+            await session.resume()
 
 
 async def test_the_tools_of_a_chosen_run_are_checked_against_the_chosen_agent() -> None:

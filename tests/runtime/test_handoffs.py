@@ -123,6 +123,21 @@ def test_filters_that_make_no_sense() -> None:
         last_messages(0)
 
 
+async def test_the_tool_is_there_however_many_others_there_are() -> None:
+    def make(number: int) -> Any:
+        @tool(effect="read", name=f"look_{number}", description="Look. " * 50)
+        async def look() -> str:
+            return "x"
+
+        return look
+
+    clerk = agent("clerk", agent("billing"), tools=[make(number) for number in range(9)], defer_above=1000)
+    model = ScriptedModel(["Hello."])
+    async with Runtime(MemoryStore(), agents=[clerk], model=model) as runtime:
+        await soon((await runtime.open(clerk)).run("hi"))
+    assert HAND_OFF in [spec.name for spec in model.requests[0].tools]
+
+
 async def test_an_unknown_target_is_an_error_that_the_model_sees(store: str | Store) -> None:
     clerk = agent("clerk", agent("billing"), "refunds")
     model = ScriptedModel([[call(HAND_OFF, to="mars")], [call(HAND_OFF, to="refunds")], "Alone."])
@@ -290,7 +305,7 @@ async def test_front_end_tools_state_and_budget_survive(store: str | Store) -> N
             ("pick", "ok", "visa"),
         ]
         assert [[spec.name for spec in request.tools] for request in model.requests[1:3]] == [
-            ["learn", HAND_OFF, "pick"],
+            [HAND_OFF, "learn", "pick"],
             ["recall", "pick"],
         ]
         assert await soon(session.run("more", limits=Limits(turns=0))), "the budget is the run's"
@@ -731,7 +746,7 @@ def ring(store: Store, *, stop_at: frozenset[int] = frozenset()) -> tuple[Runtim
 
     async def answer(request: ModelRequest) -> Any:
         turn = 1 + sum(isinstance(message, AssistantMessage) for message in request.messages)
-        assert [spec.name for spec in request.tools] == ["count", HAND_OFF, "pick"]
+        assert [spec.name for spec in request.tools] == [HAND_OFF, "count", "pick"]
         if turn in stop_at:
             hangs.set()
             await asyncio.Event().wait()

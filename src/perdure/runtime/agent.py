@@ -161,7 +161,7 @@ def bind(
     `hooks` are those of the Runtime.
     """
     handoffs = targets_of(agent.name, agent.handoffs)
-    given = [*agent.tools, *hand_off_tools(handoffs)]
+    given = [*hand_off_tools(handoffs), *agent.tools]
     own = Own(agent.name, given, agent.hooks, agent.guardrails, agent.instructions)
     parts = assemble(own, agent.plugins, hooks)
     tools = parts.tools

@@ -35,10 +35,10 @@ def next_run(state: SessionState) -> tuple[int, Overrides]:
 
 def tools_to_make(desk: Desk, state: SessionState, flights: Container[int]) -> MakeTools | None:
     """What has to be made before anything else of the run is done; a run that is to be stopped needs no tools."""
-    run, _ = next_run(state)
-    if not desk.bound.parts.makers or not run or state.early_stop:
+    if not desk.bound.parts.makers or state.early_stop:
         return None
-    return MakeTools(run) if desk.made.run != run or MAKING in flights else None
+    run, _ = next_run(state)
+    return MakeTools(run) if run and (desk.made.run != run or MAKING in flights) else None
 
 
 async def make_tools(desk: Desk, flight: Flight, action: MakeTools) -> Event:

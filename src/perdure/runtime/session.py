@@ -16,7 +16,7 @@ from perdure.core.errors import Conflict
 from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
 from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
-from perdure.core.state import SessionState
+from perdure.core.state import SessionState, agent_of, has_due_input
 from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
@@ -164,9 +164,9 @@ class Session(Generic[OutputT]):
         settings: ModelSettings | None = None,
     ) -> Run[OutputT]:
         """What `resume` waits for, as a handle."""
-        await self._host.choose(self._log, self.agent)
         await self._log.refresh()
         state = self._log.state
+        await self._host.choose(self._log, _whose(state))
         now = self._host.world.clock.now()
         due = next((queued.input for queued in state.queue if queued.at is None or queued.at <= now), 0)
         if state.run is not None or due:
@@ -400,6 +400,13 @@ class Session(Generic[OutputT]):
         if isinstance(model, str):
             return world.model(model).name
         return world.lend(model, self._host.models_of(self.agent))
+
+
+def _whose(state: SessionState) -> str:
+    """Who goes on: the agent of what is open or due, or the one that was chosen for the run that ended last."""
+    last = state.ended[-1] if len(state.ended) else None
+    is_over = state.run is None and not has_due_input(state)
+    return last.agent if is_over and last is not None and last.is_chosen else agent_of(state)
 
 
 def _one_turn(state: SessionState) -> Limits:
