@@ -268,13 +268,16 @@ async def test_whoever_picks_the_run_up_makes_the_tools_again(store: str | Store
     pending = await left_waiting(store, clerk(lambda ctx: seller("bread")))
     async with Runtime(store, engine=None) as runtime:
         await (await runtime.session("s")).decide(pending, "approve")
-    agent = clerk(lambda ctx: seller("bread", "fish"))
+    agent = clerk(lambda ctx: seller("bread", "fish"), [], [call("sell_fish", count=1)], "Sold.")
     async with Runtime(store, agents=[agent]) as runtime:
         session = await runtime.session("s")
         assert (await soon(session.resume())).output == "Sold."
-        assert await told(session) == [("sell_bread", "ok", "1 bread sold to None")], "an approval holds"
+        assert await told(session) == [
+            ("sell_bread", "ok", "1 bread sold to None"),
+            ("sell_fish", "error", "There is no tool 'sell_fish'; the tools are: sell_bread."),
+        ], "an approval holds, and the run has the tools that it began with"
         model: Any = agent.model
-        assert shown(model) == [["sell_bread"]], "the run has the tools that it began with"
+        assert shown(model) == [["sell_bread"]] * 2
 
 
 async def test_a_tool_that_is_not_made_again_no_longer_exists(store: str | Store) -> None:

@@ -511,6 +511,12 @@ async def test_a_filter_that_does_not_end_is_given_up() -> None:
         assert "it took longer than 30 s" in (await said(session))[-1]
 
 
+async def let_go(runtime: Runtime, session: Session[Any]) -> None:
+    """Until nobody drives the session any more."""
+    while await runtime.driver_of(session) is not None:
+        await asyncio.sleep(0.002)
+
+
 async def test_a_stop_does_not_wait_for_a_filter() -> None:
     began = asyncio.Event()
 
@@ -528,6 +534,7 @@ async def test_a_stop_does_not_wait_for_a_filter() -> None:
         await session.stop()
         assert (await soon(run)).reason == "stopped"
         assert session.agent == "clerk"
+        await soon(let_go(runtime, session))
 
 
 async def test_a_compaction_beside_a_filter_makes_it_look_again() -> None:
