@@ -32,7 +32,7 @@ from perdure.core.actions import (
     VetInput,
 )
 from perdure.core.commands import Command, ExpireCalls, StopRun
-from perdure.core.errors import Conflict, StaleEpoch, StoreError
+from perdure.core.errors import Conflict, StaleEpoch
 from perdure.core.events import (
     CallEnded,
     Event,
@@ -44,13 +44,12 @@ from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, agent_of, find_call
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
-from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
-from perdure.runtime.hook_phases import may_push
+from perdure.runtime.hook_phases import is_watched
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
-from perdure.runtime.log import Change, SessionLog
+from perdure.runtime.log import Change, SessionLog, patiently
 from perdure.runtime.making import tools_to_make
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import paid, perform
@@ -60,7 +59,6 @@ from perdure.runtime.world import World
 
 T = TypeVar("T")
 
-STORE_PATIENCE = (0.1, 0.5, 2.0, 5.0)
 CANCEL_GRACE = 2.0
 
 
@@ -233,7 +231,7 @@ class Driver:
                     starts.append(Flight(action, state=change.after))
                     return False
                 change.add(in_turn(change.after, [checked, *after]) if after else (checked,))
-            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched_end(end, change.after):
+            case AppendEvents(events=(RunEnded() as end,)) if is_watched(self._desk, end, change.after):
                 return self._prepare(EndRun(end), starts)
             case AppendEvents(events=events):
                 change.add(events)
@@ -266,12 +264,6 @@ class Driver:
         if slot not in self._flights and not any(slot_of(flight.action) == slot for flight in starts):
             starts.append(Flight(action, state=state))
         return False
-
-    def _is_watched_end(self, end: RunEnded, state: SessionState) -> bool:
-        """Whether somebody may have a say about an end; not about one that a person asks for."""
-        if self._desk.layers:
-            return end.reason not in ("stopped", "cancelled")
-        return bool(self._desk.hooks.natural_end) and may_push(state, end)
 
     def _add_due(self, change: Change) -> None:
         """What the clock says: a run out of time, suspended calls past theirs."""
@@ -317,13 +309,7 @@ class Driver:
         return released
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """A store that is out of order for a while must not cost us what is in flight."""
-        for patience in STORE_PATIENCE:
-            try:
-                return await ask()
-            except StoreError:
-                await sleep(self._world.clock, patience)
-        return await ask()
+        return await patiently(self._world.clock, ask)
 
     def _launch(self, flight: Flight) -> None:
         if not self._flights:
