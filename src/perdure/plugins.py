@@ -1,6 +1,15 @@
 """What extends an agent: hooks, guardrails, plug-ins, state keys, directives, and the actions that middleware sees."""
 
-from perdure.core.actions import CallModel, CheckCall, CompactHistory, EndOperation, EndRun, RunTool, VetInput
+from perdure.core.actions import (
+    CallModel,
+    CheckCall,
+    CompactHistory,
+    EndOperation,
+    EndRun,
+    RunTool,
+    SwitchAgent,
+    VetInput,
+)
 from perdure.core.specs import NextTurn, Overrides
 from perdure.runtime.directives import Block, Emit, Result, Retry, Schedule, Send, StartChild, Stop, StopChild
 from perdure.runtime.guardrails import Guardrail
@@ -61,6 +70,7 @@ __all__ = [
     "StateKey",
     "Stop",
     "StopChild",
+    "SwitchAgent",
     "TurnMoment",
     "VetInput",
 ]

@@ -174,8 +174,8 @@ class Store(Protocol):
         """Gives the session up, only if the head is still the one that was folded."""
         ...
 
-    async def runnable(self, agents: Sequence[str], *, now: float, limit: int = 100) -> Sequence[str]:
-        """Sessions of these agents that have work and no living owner, longest waiting first."""
+    async def runnable(self, agents: Sequence[str] | None, *, now: float, limit: int = 100) -> Sequence[str]:
+        """Sessions of these agents, or of any, that have work and no living owner, longest waiting first."""
         ...
 
     async def save_artifact(self, session: str, digest: str, data: bytes) -> None: ...

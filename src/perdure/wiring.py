@@ -9,19 +9,21 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from perdure.core.errors import NotFound, UsageError
 from perdure.core.events import DecisionKind
 from perdure.core.views import Pending, Status
 from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store
 from perdure.runtime.agent import Agent, OutputT
+from perdure.runtime.agent_files import AgentFiles
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.hooks import Hooks
 from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.results import RunResult
+from perdure.runtime.roster import Resolve
 from perdure.runtime.session import Session
 from perdure.runtime.subagents import PARENT, ROOT
 from perdure.runtime.threads import DaemonThreads
@@ -104,7 +106,8 @@ class Runtime:
         self,
         store: str | Store = "memory:",
         *,
-        agents: Sequence[Agent[Any]] = (),
+        agents: Sequence[Agent[Any] | str] = (),
+        resolve: Resolve | None = None,
         model: str | Model | None = None,
         deps: Any = None,
         engine: str | Engine | None = "local",
@@ -115,6 +118,7 @@ class Runtime:
     ) -> None:
         self._store = store
         self._agents = tuple(agents)
+        self._resolve = resolve
         self._model = model
         self._deps = deps
         self._engine = engine
@@ -146,10 +150,11 @@ class Runtime:
                 self._middleware,
                 self._hooks,
             )
-            host = Host(world, resolve_engine(self._engine, self._clock))
+            host = Host(world, resolve_engine(self._engine, self._clock), self._resolve)
             stack.push_async_callback(world.close)
+            files = AgentFiles("agents=[…]")
             for agent in self._agents:
-                host.bind(agent)
+                host.bind(files.load(agent) if isinstance(agent, str) else agent)
             await host.start()
             stack.push_async_callback(host.stop, self._grace)
             self._stack = stack.pop_all()
@@ -163,6 +168,7 @@ class Runtime:
         if isinstance(self._model, Script) and exception[:1] in ((), (None,)):
             self._model.finish()
 
+    @overload
     async def open(
         self,
         agent: Agent[OutputT],
@@ -171,8 +177,27 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
-    ) -> Session[OutputT]:
-        """Creates a session, or picks it up where it was."""
+    ) -> Session[OutputT]: ...
+    @overload
+    async def open(
+        self,
+        agent: str,
+        *,
+        id: str | None = None,
+        tenant: str = "",
+        data: Any = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Session[Any]: ...
+    async def open(
+        self,
+        agent: Agent[Any] | str,
+        *,
+        id: str | None = None,
+        tenant: str = "",
+        data: Any = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Session[Any]:
+        """Creates a session, or picks it up where it was; the agent as it is, or by its name."""
         if not isinstance(tenant, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"A tenant is text, not {type(tenant).__name__}; pass a str.")
         log = await self._host.open(
@@ -249,9 +274,13 @@ class Runtime:
             finally:
                 thread.stop()
 
+    @overload
+    def run_sync(self, agent: Agent[OutputT], input: Any, **options: Any) -> RunResult[OutputT]: ...
+    @overload
+    def run_sync(self, agent: str, input: Any, **options: Any) -> RunResult[Any]: ...
     def run_sync(
         self,
-        agent: Agent[OutputT],
+        agent: Agent[Any] | str,
         input: Any,
         *,
         id: str | None = None,
@@ -259,12 +288,12 @@ class Runtime:
         data: Any = None,
         metadata: dict[str, str] | None = None,
         **options: Any,
-    ) -> RunResult[OutputT]:
+    ) -> RunResult[Any]:
         """Opens the session and runs the input, for code without a loop; options are those of Session.run."""
         if self._thread is None:
             raise UsageError("run_sync needs `with Runtime(…) as runtime:`; in async code use session.run.")
 
-        async def run() -> RunResult[OutputT]:
+        async def run() -> RunResult[Any]:
             session = await self.open(agent, id=id, tenant=tenant, data=data, metadata=metadata)
             return await session.run(input, **options)
 

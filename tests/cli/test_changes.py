@@ -23,6 +23,11 @@ SAID = UserMessage((Text("hi"),))
     ("event", "shown"),
     [
         (HistoryCut(7, 3, (SAID,), by="ann"), "the conversation is back at record 7, by ann"),
+        (
+            HistoryCut(7, 3, by="hand-off to billing"),
+            "what is read of the past is filtered, by the hand-off to billing",
+        ),
+        (SettingsChanged(agent="billing"), "from now on it is billing's"),
         (HistoryCut(0), "the conversation begins anew"),
         (HistoryImported((SAID,), ("a",), "openai"), "1 message imported from openai · 1 repair"),
         (InputChanged(1, blocked="rude"), "the input is blocked: rude"),

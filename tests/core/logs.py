@@ -15,11 +15,13 @@ from perdure.core.actions import (
     DeliverMessage,
     EndOperation,
     EndRun,
+    MakeTools,
     RecallChild,
     ReportEnd,
     RunTool,
     StartRun,
     SuspendCall,
+    SwitchAgent,
     VetInput,
 )
 from perdure.core.events import (
@@ -40,11 +42,12 @@ from perdure.core.events import (
     RunStarted,
     SessionOpened,
     StopRequested,
+    Switched,
 )
 from perdure.core.fold import fold
 from perdure.core.messages import AssistantMessage, Text, ToolCall, Usage
 from perdure.core.rules import next_actions
-from perdure.core.specs import AgentSpec, Limits
+from perdure.core.specs import AgentSpec, Limits, NextTurn
 from perdure.core.state import SessionState
 
 UID = "5e55"
@@ -111,6 +114,15 @@ def decided(call: int, decision: Any, pause: int = 1, **more: Any) -> CallDecide
 
 def ended(*calls: int, outcome: Any = "ok") -> tuple[Event, ...]:
     return tuple(CallEnded(call, outcome, (Text("12"),)) for call in calls)
+
+
+def handed_over(call: int, agent: str = "billing") -> CallEnded:
+    return CallEnded(call, "ok", (Text(f"{agent} takes over."),), next=NextTurn(agent=agent))
+
+
+def switched(agent: str, **more: Any) -> AgentPinned:
+    """Another agent goes on with the run; or, with an `error`, it does not."""
+    return AgentPinned(f"digest of {agent}", AgentSpec(agent), Switched(**more))
 
 
 def stopping(cause: Any = "stop", run: int = 1, **more: Any) -> StopRequested:
@@ -182,6 +194,10 @@ def brief(action: Action) -> str:
             return f"report the end of {number}"
         case DeliverMessage(message=number):
             return f"deliver {number}"
+        case MakeTools(run=run):
+            return f"make the tools of run {run}"
+        case SwitchAgent(agent=agent, call=call):
+            return f"switch to {agent}{f' for {call}' if call else ''}"
         case EndRun(end=end):
             return f"ask about: {_brief_event(end)}"
         case _:

@@ -23,11 +23,13 @@ from perdure.core.actions import (
     DeliverMessage,
     EndOperation,
     EndRun,
+    MakeTools,
     RecallChild,
     ReportEnd,
     RunTool,
     StartRun,
     SuspendCall,
+    SwitchAgent,
     VetInput,
 )
 from perdure.core.codec import decode_event, digest_of, encode_event
@@ -76,6 +78,7 @@ from perdure.core.events import (
     SessionOpened,
     Spent,
     StateChanged,
+    Switched,
 )
 from perdure.core.fold import evolve
 from perdure.core.inputs import NATURAL_END
@@ -91,7 +94,7 @@ from perdure.core.messages import (
     UserMessage,
 )
 from perdure.core.rules import next_actions
-from perdure.core.specs import AgentSpec, Inputs, Limits, Overrides, StopWhen, Window
+from perdure.core.specs import AgentSpec, Inputs, Limits, NextTurn, Overrides, StopWhen, Window
 from perdure.core.state import SessionState, find_call, has_due_input, in_flight, new_state
 from perdure.core.transcript import unpaired
 from perdure.core.views import pending_of, summarise
@@ -113,9 +116,11 @@ TOOLS: dict[str, dict[str, Any]] = {
     "slow_agent": {"effect": "idempotent", "kind": "agent", "background": True},
     "deny": {"verdict": "deny"},
     "invalid": {"verdict": "invalid"},
+    "hand": {"effect": "read", "hands_over": True},
 }
+AGENTS = ("clerk", "billing", "refunds")
 EVERYTHING_SETTLES_WITHIN = 2_000
-MODEL, COMPACTION, VETTING, ENDING = 0, -1, -2, -3
+MODEL, COMPACTION, VETTING, ENDING, SWITCHING = 0, -1, -2, -3, -4
 CONDITIONS = (StopWhen(turns=9), StopWhen(errors=2), StopWhen(tool="line"), StopWhen(tokens=400, repeats=1))
 
 
@@ -278,6 +283,8 @@ class Simulation:
                 return COMPACTION in self.flights
             case VetInput():
                 return VETTING in self.flights
+            case SwitchAgent():
+                return SWITCHING in self.flights
             case StartRun(inputs=inputs) if self._unvetted(inputs):
                 return VETTING in self.flights
             case AppendEvents(events=(RunEnded() as end,)) if self._is_watched(end):
@@ -316,7 +323,9 @@ class Simulation:
             case CompactHistory():
                 self.made = self._any_compaction(action)
                 self.flights[COMPACTION] = action
-            case EndRun():
+            case SwitchAgent():
+                self.flights[SWITCHING] = action
+            case EndRun() | MakeTools():
                 raise AssertionError("no rule asks for it")
             case StartRun(inputs=inputs):
                 first = next(queued for queued in state.queue if queued.input == inputs[0])
@@ -397,7 +406,9 @@ class Simulation:
                 outcome = self.random.choice(("ok", "ok", "ok", "error", "timeout"))
                 in_doubt = outcome == "timeout"
                 said = Text("out" * self.random.choice((1, 1, 1, 1, 1, 1000)))
-                self.append(CallEnded(call, outcome, (said,), in_doubt, self.random.random()))
+                hands_over = outcome == "ok" and TOOLS[action.name].get("hands_over")
+                wish = NextTurn(agent=self.random.choice(AGENTS)) if hands_over else None
+                self.append(CallEnded(call, outcome, (said,), in_doubt, self.random.random(), next=wish))
             case EndOperation(call=call):
                 self.append(CallEnded(call, "unknown", (Text("told to end"),), in_doubt=True))
             case CompactHistory():
@@ -408,6 +419,8 @@ class Simulation:
                 # A verdict about words that were edited or retracted meanwhile is none.
                 if self._words_of(number) == self.shown:
                     self.append(self._any_verdict(number))
+            case SwitchAgent():
+                self._switch(action)
             case EndRun(end=end):
                 self.asked_about = (end, self.state.run.turn if self.state.run else 0)
                 if self.random.random() < 0.3:
@@ -415,6 +428,31 @@ class Simulation:
                     self.send(SendInput((Text("go on"),), busy="join", by=NATURAL_END))
             case _:
                 self.append(self._any_answer())
+
+    def _switch(self, action: SwitchAgent) -> None:
+        """A change of agents that lands while it is still wanted: it is made, with or without a filter, or it fails."""
+        if action not in next_actions(self.state):
+            return
+        before = self.state.run
+        assert before is not None
+        assert self.state.spec is not None
+        if self.random.random() < 0.2:
+            self.append(AgentPinned("d", self.state.spec, Switched(error="The hand-off failed.")))
+            assert self.state.run is not None
+            assert self.state.run.agent == before.agent, f"seed {self.seed}: a hand-off that failed was made"
+        else:
+            spec = replace(self._any_spec(), name=action.agent)
+            self.append(AgentPinned(action.agent, spec, Switched("m", window=before.window)))
+            assert self.state.run is not None
+            assert self.state.run.agent == action.agent, f"seed {self.seed}: nobody took over"
+            if self.random.random() < 0.3:
+                kept = [message for message in self.state.history if isinstance(message, UserMessage)]
+                self.append(HistoryCut(self.state.seq, 0, tuple(kept), self.state.values, "", self.state.ledger))
+        after = self.state.run
+        assert after.wanted == "", f"seed {self.seed}: the same agent is wanted again"
+        counted = ("usage", "cost_usd", "seconds", "turn", "called", "values", "limits", "circles", "inputs")
+        lost = [name for name in counted if getattr(before, name) != getattr(after, name)]
+        assert not lost, f"seed {self.seed}: a hand-off changed {lost}"
 
     def _any_verdict(self, number: int) -> InputChanged:
         dice = self.random.random()
@@ -512,7 +550,8 @@ class Simulation:
             return ExpireCalls(self.now)
         if dice < 0.82:
             title = random.choice((None, "", "Bills"))
-            return ChangeSettings(random.choice(("", "openai:a", "anthropic:b")), title=title)
+            agent = random.choice(("", *AGENTS))
+            return ChangeSettings(random.choice(("", "openai:a", "anthropic:b")), title=title, agent=agent)
         if dice < 0.94:
             return self._any_pastime()
         if dice < 0.96:
@@ -570,7 +609,9 @@ class Simulation:
         busy = random.choice(("queue", "queue", "join", "join", "interrupt", "refuse"))
         at = self.now + random.random() * 30 if random.random() < 0.2 else None
         reply = Reply("parent", random.randrange(3)) if random.random() < 0.2 else None
-        return SendInput((Text(words),), busy=busy, key=key, digest=digest_of(words), at=at, reply=reply)
+        given = Overrides(agent=random.choice(AGENTS) if random.random() < 0.15 else None)
+        more: dict[str, Any] = {"overrides": given, "reply": reply}
+        return SendInput((Text(words),), busy=busy, key=key, digest=digest_of(words), at=at, **more)
 
     def _any_decision(self) -> Decide:
         random = self.random
@@ -604,6 +645,7 @@ class Simulation:
             flying = [call for call in run.calls if call.status == "started" or call.is_away]
             cap = state.spec.concurrency if state.spec else None
             assert cap is None or len(flying) <= cap, f"seed {self.seed}: over the cap"
+            assert summary.agent == run.agent, f"seed {self.seed}: {summary.agent} is to do the work of {run.agent}"
             alone = any(call.sequential for call in flying)
             assert not alone or len(flying) == 1, f"seed {self.seed}: a sequential call is not alone"
 

@@ -54,6 +54,7 @@ def _later(state: SessionState) -> dict[str, Any]:
     """What of the later kinds a log shows."""
     users = [message for message in state.history if isinstance(message, UserMessage)]
     said = ["\n".join(part.text for part in message.parts if isinstance(part, Text)) for message in users]
+    whose = summarise(state).agent
     shown = {
         "view": state.view,
         "said": said,
@@ -64,6 +65,7 @@ def _later(state: SessionState) -> dict[str, Any]:
         "model": state.run.model if state.run else "",
         "revealed": list(state.revealed),
         "vetted": {str(number): why for number, why in state.vetted.items()},
+        "agents": [] if {state.agent, whose} == {state.home} else [state.agent, whose],
         "waits": [[queued.input, queued.at, queued.by] for queued in state.queue if queued.at or queued.by],
     }
     return {name: value for name, value in shown.items() if value}

@@ -21,6 +21,7 @@ from perdure.core.events import (
     RunEnded,
     RunResumed,
     RunStarted,
+    SettingsChanged,
 )
 from perdure.core.messages import Text, Usage
 from perdure.core.specs import Inputs, Limits, Overrides, StopWhen, Window
@@ -33,6 +34,7 @@ from tests.core.logs import (
     compacted,
     decided,
     ended,
+    handed_over,
     log,
     long_talk,
     overflow,
@@ -42,6 +44,7 @@ from tests.core.logs import (
     started,
     stopping,
     suspended,
+    switched,
     turn,
     vetted,
 )
@@ -322,6 +325,52 @@ ANSWERS: list[Row] = [
      ["end run 1 completed: answered at the limit: seconds"]),
     ("a stop at the limit leaves out the last call",
      log(asking("a", limits=LAST), stopping(), ended(1)), ["end run 1 stopped"]),
+]  # fmt: skip
+
+HANDED = (*started(1, "read"), handed_over(1))
+BESIDE = (*started(2), CallAdvanced(2, "bake-2", background=True))
+FOR_BILLING = Overrides(agent="billing")
+
+HAND_OFFS: list[Row] = [
+    ("who is to take over does so before the next turn", log(asking("hand_off"), HANDED), ["switch to billing for 1"]),
+    ("not before the other calls of the turn have ended",
+     log(asking("hand_off", "a"), HANDED, started(2)), []),
+    ("behind them, in whatever order they end",
+     log(asking("hand_off", "a"), started(2), HANDED, ended(2)), ["switch to billing for 1"]),
+    ("of two the first one counts",
+     log(asking("hand_off", "hand_off"), HANDED, started(2, "read"), handed_over(2, "refunds")),
+     ["switch to billing for 1"]),
+    ("not while a call is under way in the background", log(asking("hand_off", "a"), BESIDE, HANDED), []),
+    ("but behind it", log(asking("hand_off", "a"), BESIDE, HANDED, ended(2)), ["switch to billing for 1"]),
+    ("who took over goes on", log(asking("hand_off"), HANDED, switched("billing")), ["model 2"]),
+    ("after a hand-off that failed the same one goes on",
+     log(asking("hand_off"), HANDED, switched("clerk", error="It failed.")), ["model 2"]),
+    ("a crash changes nothing in it", log(asking("hand_off"), HANDED, CRASH), ["switch to billing for 1"]),
+    ("inputs that join come behind it",
+     log(asking("hand_off"), HANDED, sent(2, "join")), ["switch to billing for 1"]),
+    ("who took over hears them",
+     log(asking("hand_off"), HANDED, sent(2, "join"), switched("billing")), ["model 2 with 2"]),
+    ("it is made at a limit too, for whoever goes on then",
+     log(asking("hand_off", limits=Limits(turns=1)), HANDED), ["switch to billing for 1"]),
+    ("the limits of the run hold for who took over",
+     log(asking("hand_off", limits=Limits(turns=1)), HANDED, switched("billing")), ["end run 1 limit: turns"]),
+    ("a run that is stopped hands nothing over",
+     log(asking("hand_off"), HANDED, stopping()), ["end run 1 stopped"]),
+    ("an agent that is set waits for the end of the turn",
+     log(running(), turn(), SettingsChanged(agent="billing")), []),
+    ("and takes over then",
+     log(asking("a"), SettingsChanged(agent="billing"), started(1), ended(1)), ["switch to billing"]),
+    ("before the first turn too", log(running(), SettingsChanged(agent="billing")), ["switch to billing"]),
+    ("an answer ends the run all the same",
+     log(running(), turn(), SettingsChanged(agent="billing"), answered()), ["end run 1 completed"]),
+    ("an attempt that crashed is repeated first",
+     log(running(), turn(), SettingsChanged(agent="billing"), CRASH), ["model 1 attempt 2"]),
+    ("an input for another agent does not join",
+     log(running(), sent(2, "join", overrides=FOR_BILLING)), ["model 1"]),
+    ("one for the agent of the run does",
+     log(running(), sent(2, "join", overrides=Overrides(agent="clerk"))), ["model 1 with 2"]),
+    ("the run of one agent makes room for that of another",
+     log(running(), sent(2, "join", overrides=FOR_BILLING), RunEnded(1, "completed")), ["start run for 2"]),
 ]  # fmt: skip
 
 OUTPUT = {"type": "object"}
@@ -617,6 +666,7 @@ TABLE = (
     + BATCHES
     + REJECTIONS
     + CONDITIONS
+    + HAND_OFFS
 )
 
 

@@ -168,7 +168,7 @@ def test_the_simulation_reaches_every_corner() -> None:
     details: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     repeated = stale = together = 0
-    for seed in range(150):
+    for seed in range(250):
         session = Simulation(seed).wreak(STEPS).settle()
         kinds.update(type(event).__name__ for event in session.events)
         reasons.update(event.reason for event in session.events if isinstance(event, RunEnded))

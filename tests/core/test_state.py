@@ -26,12 +26,14 @@ from perdure.core.events import (
     RunEnded,
     RunResumed,
     RunStarted,
+    SettingsChanged,
     StateChanged,
 )
 from perdure.core.fold import evolve, fold
 from perdure.core.messages import Text, Usage, UserMessage
 from perdure.core.rules import next_actions
-from perdure.core.state import KeyedInput, Remembered, RunSummary, SessionState, in_flight, new_state
+from perdure.core.specs import Limits, ModelSettings, Overrides, ToolSpec
+from perdure.core.state import KeyedInput, Remembered, RunSummary, SessionState, agent_of, in_flight, new_state
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import summarise
 from tests.core.logs import (
@@ -42,6 +44,7 @@ from tests.core.logs import (
     decided,
     ended,
     folded,
+    handed_over,
     log,
     pinned,
     running,
@@ -49,6 +52,7 @@ from tests.core.logs import (
     started,
     stopping,
     suspended,
+    switched,
     turn,
 )
 from tests.core.simulate import Simulation
@@ -185,16 +189,88 @@ def test_a_stop_of_another_run_is_not_this_one_s() -> None:
     assert state.run.stop is None
 
 
-def test_the_agent_is_what_was_pinned_last() -> None:
-    state = folded(pinned(), pinned(name="billing", instructions="Bill."))
+def test_the_definition_is_what_was_pinned_last() -> None:
+    state = folded(pinned(), pinned(instructions="Bill."))
     assert state.spec is not None
-    assert (state.agent, state.spec.instructions, state.spec_digest) == ("billing", "Bill.", "s1")
+    assert (state.agent, state.spec.instructions, state.spec_digest) == ("clerk", "Bill.", "s1")
+
+
+def test_who_was_chosen_for_a_run_is_the_agent_of_that_run_alone() -> None:
+    chosen = sent(1, overrides=Overrides(agent="billing"))
+    waiting = folded(pinned(), chosen)
+    assert (waiting.agent, agent_of(waiting)) == ("clerk", "billing")
+    state = evolve(evolve(waiting, pinned("billing")), RunStarted(1, (1,)))
+    assert (state.agent, agent_of(state), state.home) == ("clerk", "billing", "clerk")
+    state = evolve(state, RunEnded(1, "completed"))
+    assert (state.agent, agent_of(state)) == ("clerk", "clerk")
+    assert (state.ended[-1].agent, state.ended[-1].is_chosen) == ("billing", True)
+
+
+def test_an_input_for_later_is_nobody_s_work_yet() -> None:
+    state = folded(sent(1, overrides=Overrides(agent="billing"), at=60.0), sent(2))
+    assert agent_of(state) == "clerk"
+
+
+def test_who_takes_over_has_what_the_run_has_kept_and_spent() -> None:
+    tool = ToolSpec("pick", kind="frontend")
+    begun = running(Limits(turns=7), model="a", tools=(tool,))
+    state = folded(pinned(), begun, turn(), called("hand_off", usage=Usage(5, 7)), started(1, "read"), handed_over(1))
+    before = evolve(state, StateChanged({"run/todo": 1, "session/name": "Ann"}))
+    after = evolve(before, switched("billing", model="b", tools=(tool,), output={"type": "object"}, window=9))
+    assert before.run is not None
+    assert after.run is not None
+    assert (after.agent, after.home, after.run.agent, after.run.wanted) == ("billing", "clerk", "billing", "")
+    assert (after.run.model, after.run.output, after.run.window, after.run.tools) == (
+        "b",
+        {"type": "object"},
+        9,
+        (tool,),
+    )
+    kept = ("limits", "values", "usage", "cost_usd", "turn", "called", "circles", "inputs", "calls")
+    assert [name for name in kept if getattr(before.run, name) != getattr(after.run, name)] == []
+    assert (after.values, after.history) == (before.values, before.history)
+
+
+def test_a_hand_off_that_failed_is_told_to_the_same_agent() -> None:
+    state = folded(pinned(), running(), turn(), called("hand_off"), started(1, "read"), handed_over(1))
+    state = evolve(state, switched("clerk", error="The hand-off failed."))
+    assert state.run is not None
+    assert (state.agent, state.run.agent, state.run.wanted, state.run.next.agent) == ("clerk", "clerk", "", "")
+    assert state.history[-1] == UserMessage((Text("The hand-off failed."),))
+
+
+def test_who_was_chosen_for_a_run_hands_over_in_that_run_alone() -> None:
+    chosen = sent(1, overrides=Overrides(agent="billing"))
+    state = folded(chosen, RunStarted(1, (1,)), turn(), called("hand_off"), handed_over(1), switched("refunds"))
+    assert (state.agent, agent_of(state)) == ("clerk", "refunds")
+
+
+def test_an_agent_that_is_set_is_the_session_s_at_once_and_the_run_s_when_it_takes_over() -> None:
+    state = folded(running(), SettingsChanged(agent="billing"))
+    assert state.run is not None
+    assert (state.agent, agent_of(state), state.run.wanted) == ("billing", "clerk", "billing")
+    back = evolve(state, SettingsChanged(agent="clerk"))
+    assert back.run is not None
+    assert (back.agent, back.run.wanted) == ("clerk", "")
+    chosen = folded(
+        sent(1, overrides=Overrides(agent="refunds")), RunStarted(1, (1,)), SettingsChanged(agent="billing")
+    )
+    assert chosen.run is not None
+    assert (chosen.agent, agent_of(chosen), chosen.run.wanted) == ("billing", "refunds", "")
+
+
+def test_a_model_of_the_session_s_own_takes_the_place_of_that_of_the_run() -> None:
+    given = Overrides(model="a", settings=ModelSettings(seed=1), output={"type": "object"})
+    state = folded(pinned(model="m"), sent(1, overrides=given), RunStarted(1, (1,), model="a"), SettingsChanged("b"))
+    assert state.run is not None
+    assert state.run.overrides == Overrides(output={"type": "object"})
 
 
 def test_a_run_leaves_a_summary() -> None:
     spent: dict[str, Any] = {"usage": Usage(5, 7), "cost_usd": 0.25}
     state = folded(running(), turn(), answered("hi", **spent), RunEnded(1, "completed", "", "hi"))
-    assert list(state.ended) == [RunSummary(1, "completed", output="hi", usage=Usage(5, 7), cost_usd=0.25, turns=1)]
+    summary = RunSummary(1, "completed", output="hi", usage=Usage(5, 7), cost_usd=0.25, turns=1, agent="clerk")
+    assert list(state.ended) == [summary]
     assert (state.usage, state.cost_usd) == (Usage(5, 7), 0.25)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, cast
 
+import msgspec
 import typer
 
 from perdure.cli.choice import chosen_model
-from perdure.core.errors import UsageError
 from perdure.runtime.agent import Agent
+from perdure.runtime.agent_files import AgentFiles
+from perdure.runtime.handoffs import Handoff
 from perdure.wiring import resolve_model
 
 AgentOption = Annotated[
@@ -33,54 +32,27 @@ ModelOption = Annotated[
 ASSISTANT = "assistant"
 
 
-def load_agent(where: str | None, model: str | None) -> Agent[Any]:
+def load_agent(where: str | None, model: str | None, files: AgentFiles | None = None) -> Agent[Any]:
     """The agent that --agent names, or a plain assistant without tools; --model comes before an agent's own model."""
     if where is not None:
-        agent = _from_file(where)
-        chosen = model or ("" if agent.model else os.environ.get("PERDURE_MODEL"))
-        return replace(agent, model=resolve_model(chosen)) if chosen else agent
+        return with_model((files or AgentFiles("--agent")).load(where), model)
     chosen = model or chosen_model()
     return Agent(name=ASSISTANT, instructions="You are a helpful assistant.", model=resolve_model(chosen))
 
 
-def _from_file(where: str) -> Agent[Any]:
-    file, _, name = where.rpartition(":")
-    if not file or not name.isidentifier():
-        raise UsageError(f"--agent {where!r}: write it as FILE.py:NAME, for example agents.py:clerk.")
-    path = Path(file)
-    if not path.is_file():
-        raise UsageError(f"--agent: there is no file {file!r}; check the path.")
-    module = _import(path)
-    found: object = getattr(module, name, None)
-    if not isinstance(found, Agent):
-        there = [key for key, value in vars(module).items() if isinstance(value, Agent)]
-        hint = f"it has {', '.join(there)}" if there else f"define {name} = Agent(…) at its top level"
-        raise UsageError(f"--agent: {file} has no Agent named {name!r}; {hint}.")
-    return cast(Agent[Any], found)
-
-
-def _import(path: Path) -> object:
-    module_name = f"perdure_agents_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"--agent: {path} is no Python file; write it as FILE.py:NAME.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        line = f", line {found}" if (found := _failing_line(error, path)) else ""
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"--agent: {path} cannot be loaded ({what}{line}); mend it, or see --debug.") from error
-    return module
-
-
-def _failing_line(error: BaseException, path: Path) -> int | None:
-    """Where in the file it went wrong, as the innermost frame there tells."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path.absolute()):
-            found = trace.tb_lineno
-        trace = trace.tb_next
-    return found
+def with_model(agent: Agent[Any], model: str | None, known: dict[int, Agent[Any]] | None = None) -> Agent[Any]:
+    """The agent, and those that it hands over to, with the model that was chosen; circles are followed once."""
+    known = {} if known is None else known
+    if id(agent) in known:
+        return known[id(agent)]
+    chosen = model or ("" if agent.model else os.environ.get("PERDURE_MODEL"))
+    handoffs: list[Agent[Any] | Handoff | str] = []
+    changed = replace(agent, model=resolve_model(chosen) if chosen else agent.model, handoffs=handoffs)
+    known[id(agent)] = changed
+    for item in agent.handoffs:
+        target = item.to if isinstance(item, Handoff) else item
+        if isinstance(target, Agent):
+            target = with_model(cast("Agent[Any]", target), model, known)
+            item = msgspec.structs.replace(item, to=target) if isinstance(item, Handoff) else target
+        handoffs.append(item)
+    return changed

@@ -13,11 +13,15 @@ from perdure.core.events import (
 )
 
 LONGEST = 300
+HANDING_OVER = "hand-off to "
+"""How a hand-off signs the cut that its filter makes."""
 
 
 def show_change(event: Event) -> tuple[str, str, str] | None:
     """Mark, text and style of a line; None for what is no such change."""
     match event:
+        case HistoryCut(by=by) if by.startswith(HANDING_OVER):
+            return "↶", f"what is read of the past is filtered, by the {by}", "magenta"
         case HistoryCut(to=to, by=by):
             where = f"the conversation is back at record {to}" if to else "the conversation begins anew"
             return "↶", f"{where}{f', by {by}' if by else ''}", "magenta"
@@ -35,6 +39,8 @@ def show_change(event: Event) -> tuple[str, str, str] | None:
             return "·", f"the input was changed to: {shorten(show_parts(parts), LONGEST)}", "dim"
         case InputChanged(due=True):
             return "·", "an input that was scheduled is due", "dim"
+        case SettingsChanged(agent=agent) if agent:
+            return "⇄", f"from now on it is {agent}'s", "bold"
         case SettingsChanged(title=title, model=model) if title is not None and not model:
             return "·", f"it is called {title!r} now", "dim"
         case SettingsChanged(model=model):

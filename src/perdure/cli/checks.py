@@ -20,6 +20,7 @@ from perdure.core.fold import fold
 from perdure.core.transcript import unpaired
 from perdure.models.weights import here
 from perdure.ports import SessionQuery, SessionRow, Store
+from perdure.runtime.per_run import PerRun
 from perdure.runtime.tools import as_tool
 from perdure.wiring import resolve_store
 
@@ -142,7 +143,7 @@ async def _check_session(store: Store, row: SessionRow, living: set[str]) -> lis
 def check_agent(where: str) -> list[Finding]:
     try:
         agent = load_agent(where, None)
-        tools = [as_tool(item) for item in agent.tools]
+        tools = [as_tool(item) for item in agent.tools if not isinstance(item, PerRun)]
         undeclared = [tool.spec.name for tool in tools if not tool.declared_effect]
     except PerdureError as error:
         return [Finding("wrong", f"agent {where}: {error}")]

@@ -12,19 +12,23 @@ from perdure.cli.remote import beside, find
 from perdure.cli.terminal import FAILED, OK, patience, print_json, store_url
 from perdure.cli.words import show_compaction
 from perdure.core.events import HistoryCompacted
+from perdure.runtime.agent_files import AgentFiles
 from perdure.wiring import Runtime
 
 
 async def compact_session(id: str, given: Given) -> int:
     async with beside(given.store) as runtime:
-        name = (await find(runtime, id, given.store, given.tenant)).agent
-    check_agent(id, name, given)
-    agent = load_agent(given.agent, given.model)
-    check_agent(id, name, given, agent.name)
+        state = (await find(runtime, id, given.store, given.tenant)).state
+    check_agent(id, state, given)
+    files = AgentFiles("--agent")
+    agent = load_agent(given.agent, given.model, files)
+    check_agent(id, state, given, agent.name)
     async with AsyncExitStack() as stack:
         if given.json:
             stack.enter_context(redirect_stdout(sys.stderr))
-        runtime = await stack.enter_async_context(Runtime(store_url(given.store), agents=[agent], engine=None))
+        runtime = await stack.enter_async_context(
+            Runtime(store_url(given.store), agents=[agent], engine=None, resolve=files.find)
+        )
         session = await find(runtime, id, given.store, given.tenant)
         async with patience(f"compacting {id} …"):
             event = await session.compact(by=who())

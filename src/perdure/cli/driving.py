@@ -12,12 +12,14 @@ from typing import Any
 
 import msgspec
 
-from perdure.cli.agents import ASSISTANT, load_agent
+from perdure.cli.agents import ASSISTANT, load_agent, with_model
 from perdure.cli.terminal import patience, store_url
 from perdure.cli.words import shell
 from perdure.core.errors import Refused, UsageError
+from perdure.core.state import SessionState, agent_of
 from perdure.ports import Clock
 from perdure.runtime.agent import Agent
+from perdure.runtime.agent_files import AgentFiles
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.local import LocalEngine
 from perdure.runtime.run import Run
@@ -40,14 +42,15 @@ class Given(msgspec.Struct, frozen=True):
         return shell("resume", session, agent=self.agent, model=self.model, store=self.store, tenant=self.tenant)
 
 
-def check_agent(session: str, agent: str, given: Given, loaded: str | None = None) -> None:
-    """The session's own agent has to be given: before its code is loaded, and after it."""
+def check_agent(session: str, state: SessionState, given: Given, loaded: str | None = None) -> None:
+    """The session's own agent has to be given, or the one that it began with: before its code is loaded, and after."""
+    agent = agent_of(state)
     if loaded is None:
         if given.agent is None and agent != ASSISTANT:
             raise UsageError(
                 f"Session {session!r} belongs to the agent {agent!r}; give its code with --agent FILE.py:NAME."
             )
-    elif loaded != agent:
+    elif loaded not in (agent, state.agent, state.home):
         raise UsageError(f"Session {session!r} belongs to the agent {agent!r}, not to {loaded!r}.")
 
 
@@ -107,8 +110,16 @@ async def driving(given: Given) -> AsyncGenerator[Driving]:
     async with AsyncExitStack() as stack:
         if given.json:
             stack.enter_context(redirect_stdout(sys.stderr))
-        agent = load_agent(given.agent, given.model)
+        files = AgentFiles("--agent")
+        agent = load_agent(given.agent, given.model, files)
         engine = SoloEngine(SystemClock())
+
+        def resolve(name: str) -> Agent[Any] | None:
+            # Whoever is named as a target of hand-offs stands in the same file.
+            found = files.find(name)
+            return with_model(found, given.model) if found is not None else None
+
+        opened = Runtime(store_url(given.store), agents=[agent], engine=engine, resolve=resolve)
         async with patience("opening the store …"):
-            runtime = await stack.enter_async_context(Runtime(store_url(given.store), agents=[agent], engine=engine))
+            runtime = await stack.enter_async_context(opened)
         yield Driving(runtime, agent, engine)

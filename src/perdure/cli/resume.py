@@ -47,10 +47,10 @@ async def _resume(session: str, given: Given) -> int:
     from perdure.cli.words import shell
 
     async with beside(given.store) as runtime:
-        agent = (await find(runtime, session, given.store, given.tenant)).agent
-    check_agent(session, agent, given)
+        state = (await find(runtime, session, given.store, given.tenant)).state
+    check_agent(session, state, given)
     async with driving(given) as here:
-        check_agent(session, agent, given, here.agent.name)
+        check_agent(session, state, given, here.agent.name)
         opened = await here.runtime.session(session, tenant=given.tenant)
         known = max(0, opened.state.seq - REPLAYED)
         view = view_for(given, known=known)

@@ -154,6 +154,7 @@ async def _fork(id: str, at: str | None, name: str | None, store: str | None, te
 for command in (travel.rewind, travel.tag, travel.rename, replay.compare, travel.export):
     app.command()(command)
 app.command("import")(travel.import_)
+app.command("set-agent")(travel.set_agent)
 app.command()(replay.golden)
 
 

@@ -53,6 +53,7 @@ from perdure.core.events import (
     RunStarted,
     SessionOpened,
     StopRequested,
+    Switched,
 )
 from perdure.core.messages import ToolCall, Usage
 from perdure.ports import Record
@@ -99,7 +100,7 @@ class Timeline:
         self._questions: set[int] = set()
         self._day = ""
         self._asked_at = 0.0
-        self._pinned = False
+        self._pinned = ""
         self._run = Totals()
 
     def show(self, item: Record | Delta) -> None:
@@ -136,10 +137,15 @@ class Timeline:
                 self._line(record, "◆", f"session {id} · agent {agent}", "bold")
             case SessionOpened(id=id, origin=origin) if origin:
                 self._line(record, "◆", f"forked at record {origin.seq}: from here on it is session {id}", "bold")
-            case AgentPinned():
-                if self._pinned:
+            case AgentPinned(switched=Switched(error=error), spec=spec):
+                self._line(record, "⇄", error or f"{spec.name} takes over", "bold")
+                self._pinned = spec.name
+            case AgentPinned(spec=spec):
+                if self._pinned == spec.name:
                     self._line(record, "·", "the agent's definition has changed", "dim")
-                self._pinned = True
+                elif self._pinned:
+                    self._line(record, "⇄", f"{spec.name} goes on", "bold")
+                self._pinned = spec.name
             case InputAccepted():
                 self._show_input(record, record.event)
             case RunStarted():

@@ -1,4 +1,4 @@
-"""perdure sessions rewind, tag, rename, export, import: a session's past, gone back to, named and carried elsewhere."""
+"""perdure sessions rewind, tag, rename, set-agent, export, import: a session's past and whose it is."""
 
 from __future__ import annotations
 
@@ -114,6 +114,36 @@ async def _rename(id: str, title: str, store: str | None, tenant: str, json: boo
         print_json({"session": session.id, "title": session.state.title})
     else:
         print(f"{visible(session.id)} is called {visible(session.state.title)!r} now.")
+
+
+def set_agent(
+    id: SessionArgument,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.", show_default=False)],
+    store: StoreOption = None,
+    tenant: TenantOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Give a session to another agent.
+
+    An open run goes on with it at its next turn, if the process that drives it knows that agent.
+
+    Example: perdure sessions set-agent order-7 billing
+    """
+    run_async(_set_agent(id, agent, store, tenant, json))
+
+
+async def _set_agent(id: str, agent: str, store: str | None, tenant: str, json: bool) -> None:
+    from perdure.cli.remote import beside, find
+    from perdure.cli.terminal import print_json
+    from perdure.cli.words import visible
+
+    async with beside(store) as runtime:
+        session = await find(runtime, id, store, tenant)
+        await session.set_agent(agent)
+    if json:
+        print_json({"session": session.id, "agent": session.agent})
+    else:
+        print(f"{visible(session.id)} belongs to the agent {visible(session.agent)!r} now.")
 
 
 def export(

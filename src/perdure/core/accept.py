@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from perdure.core.calls import Call
 from perdure.core.commands import (
     CancelBackground,
@@ -83,9 +85,10 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
             return accept_message(state, command)
         case SendAgain():
             return accept_again(state, command)
-        case ChangeSettings(model=model, settings=settings, title=title):
+        case ChangeSettings(model=model, settings=settings, title=title, agent=agent):
             is_known = model == state.model and settings == state.settings and title in (None, state.title)
-            return () if is_known else (SettingsChanged(model, settings, title),)
+            is_known = is_known and agent in ("", state.agent)
+            return () if is_known else (SettingsChanged(model, settings, title, agent),)
         case ChangeState(changes=changes, by=by, origin=origin):
             is_known = bool(origin) and state.origins.get(origin) is not None
             return () if is_known or not changes else (StateChanged(changes, by, origin),)
@@ -142,7 +145,10 @@ def _accept_continue(state: SessionState, command: ContinueRun) -> tuple[Event, 
     last = state.ended[-1]
     if last.reason in ("completed", "refusal"):
         raise Refused(f"The last run is {last.reason}; send an input to go on.")
-    return (InputAccepted(state.inputs + 1, overrides=command.overrides, continues=last.run),)
+    overrides = command.overrides
+    if last.is_chosen and overrides.agent is None:
+        overrides = replace(overrides, agent=last.agent)
+    return (InputAccepted(state.inputs + 1, overrides=overrides, continues=last.run),)
 
 
 def _accept_decision(state: SessionState, command: Decide) -> tuple[Event, ...]:

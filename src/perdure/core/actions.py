@@ -70,6 +70,19 @@ class CompactHistory(Plain, frozen=True):
     background: bool = False
 
 
+class SwitchAgent(Plain, frozen=True):
+    """Another agent takes over, between two turns; `call` is the one that handed over, 0 if somebody else wants it."""
+
+    agent: str
+    call: int = 0
+
+
+class MakeTools(Plain, frozen=True):
+    """The tools that an agent has for one run alone: they are made before anything else of it is done."""
+
+    run: int
+
+
 class EndRun(Plain, frozen=True):
     """The run would end so; whoever stands around it may push it on."""
 
@@ -145,4 +158,6 @@ Action: TypeAlias = (
     | ReportEnd
     | DeliverMessage
     | EndRun
+    | SwitchAgent
+    | MakeTools
 )

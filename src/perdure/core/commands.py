@@ -87,11 +87,12 @@ class SendAgain(Plain, frozen=True):
 
 
 class ChangeSettings(Plain, frozen=True):
-    """The session's own model and settings from its next turn on, or what people call it."""
+    """The session's own model, settings and agent from its next turn on, or what people call it."""
 
     model: str = ""
     settings: ModelSettings = ModelSettings()
     title: str | None = None
+    agent: str = ""
 
 
 class ChangeState(Plain, frozen=True):

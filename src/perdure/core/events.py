@@ -73,6 +73,20 @@ class Reservation(Plain, frozen=True, gc=False):
     cost_usd: float = 0.0
 
 
+class Switched(Plain, frozen=True):
+    """A change of agents in the middle of a run, and what the run has from then on of what an agent decides.
+
+    With an `error` nothing has changed: the agent that is pinned is the one that goes on.
+    """
+
+    model: str = ""
+    settings: ModelSettings = ModelSettings()
+    output: JSON = None
+    tools: tuple[ToolSpec, ...] = ()
+    window: int | None = None
+    error: str = ""
+
+
 # A session and what comes into it
 
 
@@ -89,10 +103,14 @@ class SessionOpened(Plain, frozen=True, tag=True):
 
 
 class AgentPinned(Plain, frozen=True, tag=True):
-    """The agent's definition, written when it differs from the last one. A run keeps the one that it began with."""
+    """The agent's definition, written when it differs from the last one. A run keeps the one that it began with.
+
+    Unless it is `switched`: then another agent goes on with the open run.
+    """
 
     digest: str
     spec: AgentSpec
+    switched: Switched | None = None
 
 
 class InputAccepted(Plain, frozen=True, tag=True):
@@ -136,12 +154,14 @@ class InputChanged(Plain, frozen=True, tag=True):
 class SettingsChanged(Plain, frozen=True, tag=True):
     """From its next turn on the session has this model; nothing for a field means the agent's own again.
 
-    `title` is what people call the session; None leaves it as it is.
+    `title` is what people call the session; None leaves it as it is. So does no name of an `agent`; another one is the
+    session's from now on, and an open run's from its next turn on.
     """
 
     model: str = ""
     settings: ModelSettings = ModelSettings()
     title: str | None = None
+    agent: str = ""
 
 
 class StateChanged(Plain, frozen=True, tag=True):

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from perdure.core.agents import change_settings, pin_agent
 from perdure.core.calls import Call
 from perdure.core.errands import owed_for, send_message, settle_message
 from perdure.core.events import (
@@ -43,7 +44,7 @@ from perdure.core.events import (
     StopRequested,
 )
 from perdure.core.guards import after_answer, nudge_answer
-from perdure.core.history import compact, cut, has_room, heard, pin_agent, ratio_of, with_view
+from perdure.core.history import compact, cut, has_room, heard, ratio_of, with_view
 from perdure.core.inputs import change_input, drop_pushes, queue_input, take_inputs
 from perdure.core.messages import (
     Text,
@@ -52,7 +53,7 @@ from perdure.core.messages import (
     UserMessage,
 )
 from perdure.core.results import changed_values, end_call, go_background, start_child, with_fact
-from perdure.core.specs import NextTurn
+from perdure.core.specs import NextTurn, Overrides
 from perdure.core.state import Remembered, RunState, RunSummary, SessionState, find_call, new_state
 from perdure.core.window import calls_of, estimate_message
 
@@ -90,7 +91,7 @@ def evolve(state: SessionState, event: Event) -> SessionState:
         case ModelFailed():
             return _on_failed(replace(state, seq=seq), event)
         case SettingsChanged():
-            return _on_settings(replace(state, seq=seq), event)
+            return change_settings(replace(state, seq=seq), event)
         case InputChanged():
             return change_input(replace(state, seq=seq), event)
         case StateChanged():
@@ -107,8 +108,8 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return replace(state, seq=seq, run=_with_stop(state.run, event), early_stop=early)
         case RunResumed(epoch=epoch):
             return _on_resumed(replace(state, seq=seq, epoch=epoch))
-        case AgentPinned(digest=digest, spec=spec):
-            return pin_agent(replace(state, seq=seq), digest, spec)
+        case AgentPinned():
+            return pin_agent(replace(state, seq=seq), event)
         case SessionOpened():
             return _on_opened(replace(state, seq=seq), event)
         case MessageSent():
@@ -144,6 +145,7 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         id=event.id,
         tenant=event.tenant,
         agent=event.agent,
+        home=event.agent,
         data=event.data,
         metadata=event.metadata,
         origin=event.origin,
@@ -171,9 +173,12 @@ def _on_state_changed(state: SessionState, event: StateChanged) -> SessionState:
 
 
 def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
+    given = next((queued.overrides for queued in state.queue if queued.input in event.inputs), Overrides())
     run = RunState(
         run=event.run,
         inputs=event.inputs,
+        agent=given.agent or state.agent,
+        overrides=given,
         limits=event.limits,
         model=event.model,
         settings=event.settings,
@@ -314,17 +319,6 @@ def _on_failed(state: SessionState, event: ModelFailed) -> SessionState:
     )
 
 
-def _on_settings(state: SessionState, event: SettingsChanged) -> SessionState:
-    """An open run goes on with the new model at its next turn, whatever it was started with; a title changes no run."""
-    run = state.run
-    is_other = event.model != state.model or event.settings != state.settings
-    if run is not None and state.spec is not None and is_other:
-        settings = state.spec.settings.merged(event.settings)
-        run = replace(run, model=event.model or state.spec.model, settings=settings)
-    title = state.title if event.title is None else event.title
-    return replace(state, run=run, model=event.model, settings=event.settings, title=title)
-
-
 def _place_of(event: CallDecided) -> str:
     return f"{event.call}-{event.pause}"
 
@@ -368,6 +362,8 @@ def _on_run_ended(state: SessionState, event: RunEnded) -> SessionState:
         turns=run.turn,
         called=run.called,
         seconds=run.seconds,
+        agent=run.agent,
+        is_chosen=run.overrides.agent is not None,
     )
     owed = (*state.owed, *(replace(owed, run=run.run) for owed in run.replies))
     return replace(drop_pushes(state, run.run), run=None, ended=state.ended.add(summary), owed=owed)

@@ -11,27 +11,13 @@ from msgspec.structs import replace
 from perdure.core.events import HistoryCompacted, HistoryCut
 from perdure.core.messages import Message, Usage, UserMessage
 from perdure.core.shared import Buffer
-from perdure.core.specs import AgentSpec
 from perdure.core.state import RunState, SessionState
-from perdure.core.window import estimate_message, estimate_view, joined_ledger, overhead_of, view_after
+from perdure.core.window import calls_of, estimate_message, estimate_view, joined_ledger, view_after
 
 MEANINGFUL_TOKENS = 200
 """Smaller requests say little about how a provider counts."""
 ENOUGH = 0.8
 """Of what makes a compaction due: a view that is longer is compacted again at once, so it counts as another try."""
-
-
-def pin_agent(state: SessionState, digest: str, spec: AgentSpec) -> SessionState:
-    overhead = overhead_of(spec)
-    tokens = max(0, state.context_tokens + overhead - state.overhead_tokens)
-    return replace(
-        state,
-        spec=spec,
-        spec_digest=digest,
-        agent=spec.name,
-        overhead_tokens=overhead,
-        context_tokens=tokens,
-    )
 
 
 def compact(state: SessionState, event: HistoryCompacted) -> SessionState:
@@ -92,7 +78,8 @@ def has_room(state: SessionState, run: RunState, tokens: int) -> bool:
 
 
 def cut(state: SessionState, event: HistoryCut) -> SessionState:
-    state = replace(state, values=event.values, ledger=event.ledger)
+    last = max([state.calls, *(call.call for message in event.messages for call in calls_of(message))])
+    state = replace(state, values=event.values, ledger=event.ledger, calls=last)
     return with_view(state, [*state.history[: event.keep], *event.messages])
 
 

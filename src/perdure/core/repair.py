@@ -64,6 +64,16 @@ def repair(messages: Sequence[Message], last: int = 0, places: Sequence[int] = (
     return Repaired(tuple(made), tuple(lines))
 
 
+def parted(present: Sequence[Message], other: Sequence[Message]) -> tuple[int, tuple[Message, ...]]:
+    """How long both begin alike, and how the other one goes on from there."""
+    keep = 0
+    for mine, yours in zip(present, other, strict=False):
+        if mine != yours:
+            break
+        keep += 1
+    return keep, tuple(other[keep:])
+
+
 def _kept(message: Message, asked: list[_Asked], repairs: list[_Line]) -> list[Message]:
     """What becomes of a message; results come with the calls that they belong to."""
     match message:

@@ -75,6 +75,7 @@ def end_call(state: SessionState, event: CallEnded) -> SessionState:
         circles=after_call(run.circles, call.name, call.digest or call.arguments, event),
         seconds=seconds,
         next=run.next.joined(event.next) if event.next else run.next,
+        wanted=run.wanted or (event.next.agent if event.next else ""),
         values=changed_values(run.values, event.changes, "run/"),
     )
     values = changed_values(state.values, event.changes, "session/")

@@ -20,6 +20,7 @@ from perdure.core.actions import (
     RunTool,
     StartRun,
     SuspendCall,
+    SwitchAgent,
     VetInput,
 )
 from perdure.core.calls import Call
@@ -36,7 +37,7 @@ from perdure.core.inputs import starting
 from perdure.core.messages import Text
 from perdure.core.outcomes import end_answered, end_call, end_refused, end_unknown
 from perdure.core.specs import Guards, NextTurn
-from perdure.core.state import RunState, SessionState
+from perdure.core.state import RunState, SessionState, agent_of
 from perdure.core.stops import held
 
 MAX_REPAIRS = 2
@@ -106,6 +107,9 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
     if why := _stop_condition(state, run):
         output = run.response.message.text if run.response else None
         return (AppendEvents((RunEnded(run.run, "stopped", f"stop condition: {why}", output),)),)
+    if run.wanted:
+        # What goes on in the background is the work of the one who hands over, and is awaited.
+        return () if run.background else (SwitchAgent(run.wanted, _handed_over_by(run)),)
     if limit := exhausted(run):
         return (CallModel(run.turn + 1, final=True),) if _may_answer(run) else _end(run, "limit", limit)
     joining = _joining(state) if state.queue else ()
@@ -119,10 +123,21 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
 
 
 def _joining(state: SessionState) -> tuple[int, ...]:
-    """The inputs that the next turn hears; one that a guardrail blocked gets a run of its own, which refuses it."""
-    waiting = [queued.input for queued in state.queue if queued.busy == "join" and queued.at is None]
+    """The inputs that the next turn hears; one that a guardrail blocked gets a run of its own, which refuses it.
+
+    So does one for another agent.
+    """
+    who = (None, agent_of(state))
+    joins = [queued for queued in state.queue if queued.busy == "join" and queued.overrides.agent in who]
+    waiting = [queued.input for queued in joins if queued.at is None]
     joining = tuple(number for number in waiting if not state.vetted.get(number))
     return joining[:1] if state.spec and state.spec.inputs.joined == "one" else joining
+
+
+def _handed_over_by(run: RunState) -> int:
+    """The call that wants another agent to go on; 0 where it was somebody outside."""
+    ends = [call.end for call in run.calls if call.end and call.end.next]
+    return next((end.call for end in ends if end.next and end.next.agent == run.wanted), 0)
 
 
 def _has_overflowed(run: RunState) -> bool:

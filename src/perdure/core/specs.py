@@ -230,19 +230,20 @@ class AgentSpec(Plain, frozen=True):
 
 
 class Overrides(Plain, frozen=True):
-    """What one input changes for its run."""
+    """What one input changes for its run; `agent` is who drives it, in the place of the session's own."""
 
     model: str | None = None
     limits: Limits | None = None
     settings: ModelSettings | None = None
     output: JSON = None
     tools: tuple[ToolSpec, ...] = ()
+    agent: str | None = None
 
 
 class NextTurn(Plain, frozen=True):
     """What a tool wants of the turn after it: tools that the model does not see then, sees alone, or sees at last.
 
-    Those of `reveal` it sees from now on.
+    Those of `reveal` it sees from now on. `agent` is who takes over from then on.
     """
 
     hide: tuple[str, ...] = ()
@@ -250,13 +251,14 @@ class NextTurn(Plain, frozen=True):
     settings: ModelSettings | None = None
     show: tuple[str, ...] = ()
     reveal: tuple[str, ...] = ()
+    agent: str = ""
 
     def joined(self, other: NextTurn) -> NextTurn:
-        """The wishes of several calls of one turn, the later one first."""
+        """The wishes of several calls of one turn, the later one first; but who was to take over first, does."""
         settings = other.settings if self.settings is None else self.settings.merged(other.settings)
         only = self.only if other.only is None else other.only
         shown, revealed = (*self.show, *other.show), (*self.reveal, *other.reveal)
-        return NextTurn((*self.hide, *other.hide), only, settings, shown, revealed)
+        return NextTurn((*self.hide, *other.hide), only, settings, shown, revealed, self.agent or other.agent)
 
     def shows(self, tool: ToolSpec) -> bool:
         is_offered = not (tool.hidden or tool.deferred) or tool.name in self.show

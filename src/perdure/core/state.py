@@ -28,7 +28,7 @@ from perdure.core.messages import (
     Usage,
 )
 from perdure.core.shared import Buffer, Index
-from perdure.core.specs import AgentSpec, Limits, ModelSettings, NextTurn, ToolSpec
+from perdure.core.specs import AgentSpec, Limits, ModelSettings, NextTurn, Overrides, ToolSpec
 
 
 class Owed(Plain, frozen=True):
@@ -47,10 +47,13 @@ class DeadLetter(Plain, frozen=True):
 
 
 class RunState(Plain, frozen=True):
-    """The open run and its current turn."""
+    """The open run and its current turn; `agent` drives it, until the one that is `wanted` takes over."""
 
     run: int
     inputs: tuple[int, ...]
+    agent: str = ""
+    wanted: str = ""
+    overrides: Overrides = Overrides()
     limits: Limits = Limits()
     model: str = ""
     settings: ModelSettings = ModelSettings()
@@ -93,7 +96,10 @@ class RunState(Plain, frozen=True):
 
 
 class RunSummary(Plain, frozen=True):
-    """What is left of a run that ended; if it is not priced, `cost_usd` is only what is known of its cost."""
+    """What is left of a run that ended; if it is not priced, `cost_usd` is only what is known of its cost.
+
+    `agent` drove it at last; `is_chosen` if that one was chosen for this run alone.
+    """
 
     run: int
     reason: EndReason
@@ -106,6 +112,8 @@ class RunSummary(Plain, frozen=True):
     turns: int = 0
     called: int = 0
     seconds: float = 0.0
+    agent: str = ""
+    is_chosen: bool = False
 
 
 class KeyedInput(Plain, frozen=True, gc=False):
@@ -121,7 +129,9 @@ class Remembered(Plain, frozen=True, gc=False):
 
 
 class SessionState(Plain, frozen=True):
-    """`history` is what the model reads: view number `view` of the past, in which `asked` is the last input.
+    """`agent` is the session's own now, `home` the one that it was opened with.
+
+    `history` is what the model reads: view number `view` of the past, in which `asked` is the last input.
 
     `ledger` stands word for word in every summary. `vetted` are inputs that a guardrail has seen, with its objection.
     `estimated_tokens` is our own count of the history, `token_ratio` how far the provider's differs. `taken` has the
@@ -134,6 +144,7 @@ class SessionState(Plain, frozen=True):
     id: str = ""
     tenant: str = ""
     agent: str = ""
+    home: str = ""
     data: JSON = None
     metadata: dict[str, str] = {}
     origin: Origin | None = None
@@ -179,6 +190,14 @@ class SessionState(Plain, frozen=True):
 def new_state() -> SessionState:
     """The state before the first event; shares nothing with other sessions."""
     return SessionState(keys=Index(), taken=Index(), decided=Index(), ended=Buffer(), history=Buffer(), origins=Index())
+
+
+def agent_of(state: SessionState) -> str:
+    """Whose the next work is: that of the open run, else of the first input that is due, else the session's own."""
+    if state.run is not None:
+        return state.run.agent
+    due = next((queued.overrides.agent for queued in state.queue if queued.at is None), None)
+    return due or state.agent
 
 
 def has_due_input(state: SessionState) -> bool:

@@ -9,7 +9,7 @@ from perdure.core.codec import decode_json
 from perdure.core.events import PauseKind
 from perdure.core.messages import JSON, Plain
 from perdure.core.rules import next_actions
-from perdure.core.state import SessionState, in_flight
+from perdure.core.state import SessionState, agent_of, in_flight
 
 Status = Literal["idle", "running", "waiting"]
 
@@ -77,7 +77,7 @@ def summarise(state: SessionState) -> Summary:
     if state.queue:
         times += [queued.at for queued in state.queue if queued.at is not None]
     wake_at = min(times, default=None)
-    return Summary(state.agent, status, runnable, wake_at, pending, state.title, len(state.dead))
+    return Summary(agent_of(state), status, runnable, wake_at, pending, state.title, len(state.dead))
 
 
 def _shown(arguments: str) -> JSON:

@@ -30,9 +30,10 @@ from perdure.ports import Model
 from perdure.runtime.compaction import Compaction
 from perdure.runtime.deferred import defer, find_tools
 from perdure.runtime.guardrails import Guardrail
+from perdure.runtime.handoffs import Handoff, hand_off_tools, targets_of
 from perdure.runtime.hooks import Hooks
 from perdure.runtime.middleware import Middleware
-from perdure.runtime.plugins import Assembled, Own, Plugin, Words, assemble
+from perdure.runtime.plugins import Assembled, Own, Plugin, ToolItem, Words, assemble
 from perdure.runtime.policy import Policy
 from perdure.runtime.recourse import OnModelError
 from perdure.runtime.schema import Codec, codec_of
@@ -60,12 +61,13 @@ class Agent(Generic[OutputT]):
     """A model with instructions, tools and limits. `model` may be a list: the first, then fallbacks.
 
     Tools beyond `defer_above` bytes of schemas stand behind a search. `context` is said beside the conversation.
+    `handoffs` are agents, or names of agents, that may take over.
     """
 
     name: str
     instructions: Instructions = ""
     model: ModelChoice = ""
-    tools: Sequence[Tool[..., Any] | Callable[..., Any] | Agent[Any]] = ()
+    tools: Sequence[ToolItem] = ()
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     output: type[OutputT] | Sequence[type[OutputT]] | None = None
@@ -85,6 +87,7 @@ class Agent(Generic[OutputT]):
     guardrails: Sequence[Guardrail] = ()
     plugins: Sequence[Plugin] = ()
     inputs: Inputs = AS_USUAL
+    handoffs: Sequence[Agent[Any] | Handoff | str] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.strip():
@@ -96,6 +99,7 @@ class Agent(Generic[OutputT]):
         for name, kind in _OPTIONS.items():
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"Agent {self.name!r}: {name} takes {kind.__name__}(…), not {getattr(self, name)!r}.")
+        targets_of(self.name, self.handoffs)
         self.window.check()
         self.compaction.check()
         self.inputs.check()
@@ -149,6 +153,7 @@ _LISTS: dict[str, type[Any] | None] = {
     "stop_when": StopWhen,
     "context": None,
     "middleware": None,
+    "handoffs": None,
 }
 _AGENT_OPTIONS = ("name", "description", "timeout", "ask", "sequential", "background", "hidden", "deferred")
 _OPTIONS: dict[str, type[Any]] = {
@@ -179,11 +184,17 @@ class Binding:
     offered: tuple[ToolSpec, ...]
     summarisers: tuple[Model, ...] = ()
     sub_agents: dict[str, Agent[Any]] = field(default_factory=dict[str, Agent[Any]])
+    handoffs: dict[str, Handoff] = field(default_factory=dict[str, Handoff])
 
     @cached_property
     def hides(self) -> bool:
         """Whether there are tools that the model does not see in every turn."""
         return any(tool.hidden or tool.deferred for tool in self.offered)
+
+    @cached_property
+    def conditional(self) -> bool:
+        """Whether there are tools that ask for each turn whether the model sees them."""
+        return any(tool.when is not None for tool in self.tools.values())
 
 
 def bind(
@@ -193,7 +204,9 @@ def bind(
 
     `hooks` are those of the Runtime.
     """
-    own = Own(agent.name, agent.tools, agent.hooks, agent.guardrails, agent.instructions)
+    handoffs = targets_of(agent.name, agent.handoffs)
+    given = [*hand_off_tools(handoffs), *agent.tools]
+    own = Own(agent.name, given, agent.hooks, agent.guardrails, agent.instructions)
     parts = assemble(own, agent.plugins, hooks)
     tools = parts.tools
     models = (override,) if override is not None else _models(agent, resolve)
@@ -233,6 +246,7 @@ def bind(
         offered=tuple(tool for tool in spec.tools if not agent.policy.forbids(tool.name)),
         summarisers=_summarisers(agent, resolve) if override is None else (),
         sub_agents={tool.name: _heir(tool.sub_agent, agent) for tool in tools if tool.sub_agent is not None},
+        handoffs=handoffs,
     )
 
 
@@ -259,6 +273,21 @@ def _name(item: Any) -> str:
 
 def _is_function(item: Any) -> bool:
     return getattr(item, "sub_agent", None) is None and not hasattr(item, "as_tool")
+
+
+def agents_of(agent: Agent[Any]) -> list[Agent[Any]]:
+    """The agents that this one brings along."""
+    targets = [target.to for target in targets_of(agent.name, agent.handoffs).values()]
+    return [cast("Agent[Any]", target) for target in targets if isinstance(target, Agent)]
+
+
+def check_data(binding: Binding, id: str, data: object) -> None:
+    """The session's data against what the agent's tools ask for, on every load."""
+    for tool, codec in binding.data.items():
+        try:
+            codec.decode(data)
+        except ValueError as error:
+            raise UsageError(f"The data of session {id!r} does not fit the tool {tool!r}: {error}") from None
 
 
 def _summarisers(agent: Agent[Any], resolve: Callable[[str], Model]) -> tuple[Model, ...]:

@@ -116,13 +116,14 @@ class ToolContext(msgspec.Struct, Generic[DepsT, DataT], frozen=True, eq=False, 
         show: Sequence[str] = (),
         reveal: Sequence[str] = (),
         settings: ModelSettings | None = None,
+        agent: str = "",
     ) -> None:
         """Wishes for the next turn alone: tools that are hidden, shown alone, or added (hidden ones), and settings.
 
-        Hidden and deferred tools that are revealed stay so for the session.
+        Hidden and deferred tools that are revealed stay so for the session. An `agent` takes over for good.
         """
         shown = None if only is None else tuple(only)
-        self._wishes().next = NextTurn(tuple(hide), shown, settings, tuple(show), tuple(reveal))
+        self._wishes().next = NextTurn(tuple(hide), shown, settings, tuple(show), tuple(reveal), agent)
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         """Shows watchers how far the call is; never in the log."""

@@ -15,6 +15,7 @@ from perdure.runtime.context import ToolContext
 from perdure.runtime.log import SessionLog
 from perdure.runtime.media import clean_text
 from perdure.runtime.moments import Here, Place
+from perdure.runtime.per_run import Made
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.waste import Waste
 from perdure.runtime.wishes import Shelf
@@ -26,8 +27,10 @@ class Desk:
 
     `broken_off` are the slots of work that was told to end. `waste` is what the latest model call has cost as long as
     nothing of it is kept: attempts that came to nothing, an answer that is looked at; `aside` the same of a compaction.
-    `asked_again` counts, by call, how often its gates had to be. `above` are the agents of a child's ancestors, whose
-    policies hold as well. `sign_at` is when work under way last gave a sign of life.
+    `asked_again` counts, by call, how often its gates had to be. The `binding` is the one that is `bound`, with the
+    tools that were `made` for the run. `shown` says of tools with a condition whether the model sees them in a turn.
+    `above` are the agents of a child's ancestors, whose policies hold as well. `sign_at` is when work under way last
+    gave a sign of life.
     """
 
     def __init__(
@@ -41,7 +44,9 @@ class Desk:
         shared: SharedState | None = None,
     ) -> None:
         self.log = log
-        self.binding = binding
+        self.bound = self.binding = binding
+        self.made = Made()
+        self.shown: tuple[int, dict[str, bool]] = (0, {})
         self.world = world
         self.note = note
         self.request = request

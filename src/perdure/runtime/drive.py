@@ -25,15 +25,17 @@ from perdure.core.actions import (
     DeliverMessage,
     EndOperation,
     EndRun,
+    MakeTools,
     RecallChild,
     ReportEnd,
     RunTool,
     StartRun,
     SuspendCall,
+    SwitchAgent,
     VetInput,
 )
 from perdure.core.commands import Command, ExpireCalls, StopRun
-from perdure.core.errors import Conflict, StaleEpoch, StoreError
+from perdure.core.errors import Conflict, StaleEpoch
 from perdure.core.events import (
     CallEnded,
     Event,
@@ -44,16 +46,16 @@ from perdure.core.events import (
 )
 from perdure.core.inputs import starting
 from perdure.core.rules import next_actions
-from perdure.core.state import SessionState, find_call
+from perdure.core.state import SessionState, agent_of, find_call
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
-from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
-from perdure.runtime.flight import COMPACTION, VETTING, Cause, Errand, Flight, slot_of
-from perdure.runtime.hook_phases import may_push
+from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
+from perdure.runtime.hook_phases import is_watched
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
-from perdure.runtime.log import Change, SessionLog
+from perdure.runtime.log import Change, SessionLog, patiently
+from perdure.runtime.making import tools_to_make
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import paid, perform
 from perdure.runtime.perform_check import check_now
@@ -62,7 +64,6 @@ from perdure.runtime.world import World
 
 T = TypeVar("T")
 
-STORE_PATIENCE = (0.1, 0.5, 2.0, 5.0)
 CANCEL_GRACE = 2.0
 ENDS = (AppendEvents, AbortModel, AbortCall, EndOperation, RecallChild, ReportEnd, DeliverMessage)
 
@@ -74,7 +75,6 @@ class Driver:
         self, log: SessionLog, binding: Binding, world: World, claim: Claim, shared: SharedState | None = None
     ) -> None:
         self._log = log
-        self._binding = binding
         self._world = world
         self._epoch = claim.epoch
         self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
@@ -90,15 +90,22 @@ class Driver:
         self._lap_from = 0.0
         self._alarm: Timer | None = None
 
-    async def run(self) -> None:
-        """Drives until the session settles or waits; leaves nothing of its own under way."""
+    @property
+    def _binding(self) -> Binding:
+        return self._desk.binding
+
+    async def run(self, *, follows: bool = False) -> bool:
+        """Drives until the session settles or waits; leaves nothing of its own under way.
+
+        False if another agent is to go on: then the claim is kept for it, and its driver `follows` this one.
+        """
         self._log.attach()
         self._log.listen(self._stir)
         if self._desk.hooks.observes:
-            self._observers = Observers(self._desk, self._note_all, self._settle_down)
+            self._observers = Observers(self._desk, self._note_all, self._settle_down, follows=follows)
         try:
             self._facts += pick_up(self._desk, self._log.state)
-            await self._loop()
+            return await self._loop()
         finally:
             self._log.listen(None)
             self._log.detach()
@@ -112,7 +119,7 @@ class Driver:
         self._leaving = True
         self._stir()
 
-    async def _loop(self) -> None:
+    async def _loop(self) -> bool:
         while True:
             if self._log.state.epoch > self._epoch:
                 # The log itself says so: tools must not go on until there happens to be something to append.
@@ -142,8 +149,10 @@ class Driver:
                 continue
             self._drop_checks()
             if not self._flights and not (self._observers and self._observers.is_busy):
+                if not self._is_ours(self._log.state):
+                    return False
                 if await self._release():
-                    return
+                    return True
                 continue
             self._arm()
             await self._wait()
@@ -193,12 +202,22 @@ class Driver:
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
         checking: set[int] = set()
         grew = True
-        while grew:
+        while grew and self._is_ours(change.after):
             grew = False
+            takes_none = self._leaving or self._has_to_make_tools(change.after, starts)
             for action in next_actions(change.after):
                 # Who leaves takes no new work; an end that somebody asks for, or that is due, is none.
-                if not self._leaving or isinstance(action, ENDS):
+                if not takes_none or isinstance(action, ENDS):
                     grew |= self._take(action, change, starts, checking)
+
+    def _is_ours(self, state: SessionState) -> bool:
+        """Whether the next work is that of this driver's agent; nothing is planned for another one."""
+        return agent_of(state) == self._binding.spec.name
+
+    def _has_to_make_tools(self, state: SessionState, starts: list[Flight]) -> bool:
+        """Whether the tools of the run have to be made first."""
+        action = tools_to_make(self._desk, state, self._flights)
+        return action is not None and not self._prepare(action, starts)
 
     def _take(self, action: Action, change: Change, starts: list[Flight], checking: set[int]) -> bool:
         """Does what can be done at once and prepares the rest; True if the change grew."""
@@ -221,20 +240,16 @@ class Driver:
                     starts.append(Flight(action, state=change.after))
                     return False
                 change.add(in_turn(change.after, [checked, *after]) if after else (checked,))
-            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched_end(end, change.after):
+            case AppendEvents(events=(RunEnded() as end,)) if is_watched(self._desk, end, change.after):
                 return self._prepare(EndRun(end), starts)
             case AppendEvents(events=events):
                 change.add(events)
-            case (
-                VetInput()
-                | CompactHistory()
-                | EndRun()
-                | EndOperation()
-                | RecallChild()
-                | ReportEnd()
-                | DeliverMessage()
-            ):
+            case VetInput() | CompactHistory() | EndRun() | EndOperation() | MakeTools():
                 return self._prepare(action, starts)
+            case RecallChild() | ReportEnd() | DeliverMessage():
+                return self._prepare(action, starts)
+            case SwitchAgent():
+                return self._prepare(action, starts, change.after)
             case StartRun():
                 inputs = starting(change.after, self._binding.spec)
                 unseen = [number for number in inputs if number not in change.after.vetted]
@@ -256,20 +271,12 @@ class Driver:
                 assert_never(action)
         return True
 
-    def _prepare(
-        self, action: EndOperation | VetInput | CompactHistory | EndRun | Errand, starts: list[Flight]
-    ) -> bool:
+    def _prepare(self, action: Prepared, starts: list[Flight], state: SessionState | None = None) -> bool:
         """Work that changes nothing until it lands; the rules ask for it until then."""
         slot = slot_of(action)
         if slot not in self._flights and not any(slot_of(flight.action) == slot for flight in starts):
-            starts.append(Flight(action))
+            starts.append(Flight(action, state=state))
         return False
-
-    def _is_watched_end(self, end: RunEnded, state: SessionState) -> bool:
-        """Whether somebody may have a say about an end; not about one that a person asks for."""
-        if self._desk.layers:
-            return end.reason not in ("stopped", "cancelled")
-        return bool(self._desk.hooks.natural_end) and may_push(state, end)
 
     def _add_due(self, change: Change) -> None:
         """What the clock says: a run out of time, suspended calls past theirs."""
@@ -324,13 +331,7 @@ class Driver:
         return released
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """A store that is out of order for a while must not cost us what is in flight."""
-        for patience in STORE_PATIENCE:
-            try:
-                return await ask()
-            except StoreError:
-                await sleep(self._world.clock, patience)
-        return await ask()
+        return await patiently(self._world.clock, ask)
 
     def _launch(self, flight: Flight) -> None:
         if not self._flights:
@@ -420,6 +421,9 @@ class Driver:
         """A check whose call, or an end whose run, is over serves nobody, and must not hold up the session."""
         state = self._log.state
         run = state.run
+        if not self._is_ours(state):
+            # Another agent is not held up by a summary; it asks for its own.
+            self._break_off(COMPACTION, "stop")
         if run is not None and run.stop is None:
             return
         if run is not None or (len(state.ended) and state.ended[-1].reason in ("stopped", "cancelled")):
@@ -428,7 +432,7 @@ class Driver:
         for slot, flight in list(self._flights.items()):
             call = find_call(run, slot)
             is_moot = isinstance(flight.action, CheckCall) and (call is None or call.status == "ended")
-            if is_moot or (isinstance(flight.action, EndRun) and run is None):
+            if is_moot or (isinstance(flight.action, EndRun | SwitchAgent) and run is None):
                 self._drop(flight)
 
     def _drop(self, flight: Flight) -> None:

@@ -15,12 +15,15 @@ from perdure.core.actions import (
     DeliverMessage,
     EndOperation,
     EndRun,
+    MakeTools,
     RecallChild,
     ReportEnd,
     RunTool,
+    SwitchAgent,
     VetInput,
 )
 from perdure.core.events import (
+    AgentPinned,
     CallChecked,
     CallEnded,
     Event,
@@ -28,29 +31,34 @@ from perdure.core.events import (
     InputChanged,
     MessageSettled,
     ModelFailed,
+    Noted,
     RunEnded,
+    Switched,
 )
 from perdure.core.messages import Text
 from perdure.core.rules import next_actions
-from perdure.core.specs import Effect
-from perdure.core.state import SessionState
+from perdure.core.specs import AgentSpec, Effect
+from perdure.core.state import SessionState, new_state
 from perdure.ports import Timer
 from perdure.runtime.directives import Fact, Late, in_turn
 
 Cause = Literal["stop", "timeout"]
 Errand = RecallChild | ReportEnd | DeliverMessage
 """What is done in other sessions."""
-Awaited = CallModel | CheckCall | RunTool | EndOperation | CompactHistory | VetInput | EndRun | Errand
+Prepared = EndOperation | VetInput | CompactHistory | EndRun | SwitchAgent | MakeTools | Errand
+"""The actions that change nothing until they land."""
+Awaited = CallModel | CheckCall | RunTool | Prepared
 """The actions that take their time."""
 
-MODEL, COMPACTION, VETTING, ENDING, ERRANDS = 0, -1, -2, -3, -10
+MODEL, COMPACTION, VETTING, ENDING, SWITCHING, MAKING, ERRANDS = 0, -1, -2, -3, -4, -5, -10
 
 
 class Flight:
     """`cause` says why it was told to end; `landed` that its one event is on its way to the log.
 
     `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
-    that it is committed behind. `state` is what a check was planned for, or what an input was when it was shown.
+    that it is committed behind. `state` is what a check, or a change of agents, was planned for, or what an input was
+    when it was shown.
     """
 
     __slots__ = (
@@ -140,6 +148,10 @@ class Flight:
                 return MessageSettled(input=input, dead=reason)
             case DeliverMessage(message=message):
                 return MessageSettled(message, dead=reason)
+            case SwitchAgent():
+                return not_switched(self.action, self.state or new_state(), reason)
+            case MakeTools(run=run):
+                return Noted("tools_failed", {"run": run, "detail": reason})
 
     def broken_off(self) -> Event:
         """The event of work that was told to end and did: what nobody knows is not called success or failure."""
@@ -163,8 +175,17 @@ class Flight:
                     return CallEnded(call, "cancelled", (Text(f"{name} was cancelled."),))
                 text = f"{name} was cancelled while it was under way; it is not known whether it took effect."
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
-            case CompactHistory() | VetInput() | EndRun() | RecallChild() | ReportEnd() | DeliverMessage():
+            case CompactHistory() | VetInput() | EndRun() | SwitchAgent() | MakeTools():
                 return self.failed("it was broken off")
+            case RecallChild() | ReportEnd() | DeliverMessage():
+                return self.failed("it was broken off")
+
+
+def not_switched(action: SwitchAgent, state: SessionState, reason: str) -> AgentPinned:
+    """The same agent goes on, and the model is told why."""
+    what = f"The hand-off to {action.agent} failed" if action.call else f"{action.agent} could not take over"
+    error = f"{what}: {reason.rstrip('.')}. Go on without it."
+    return AgentPinned(state.spec_digest, state.spec or AgentSpec(state.agent), Switched(error=error))
 
 
 def _if_wanted(asked: RunEnded, end: RunEnded, state: SessionState) -> tuple[Event, ...]:
@@ -192,5 +213,9 @@ def slot_of(action: Awaited) -> int:
             return ERRANDS - 2 * input
         case DeliverMessage(message=message):
             return ERRANDS - 2 * message - 1
+        case SwitchAgent():
+            return SWITCHING
+        case MakeTools():
+            return MAKING
         case _:
             return action.call

@@ -292,6 +292,13 @@ def may_push(state: SessionState, end: RunEnded) -> bool:
     return run.response is not None and not run.calls and not run.final and not exhausted(run)
 
 
+def is_watched(desk: Desk, end: RunEnded, state: SessionState) -> bool:
+    """Whether somebody may have a say about an end; not about one that a person asks for."""
+    if desk.layers:
+        return end.reason not in ("stopped", "cancelled")
+    return bool(desk.hooks.natural_end) and may_push(state, end)
+
+
 async def natural_end(desk: Desk, flight: Flight, end: RunEnded) -> Event:
     """The end, or the words that push the run on."""
     state = desk.log.state

@@ -22,20 +22,21 @@ from perdure.core.fold import fold
 from perdure.core.fork import fork_events
 from perdure.core.messages import JSON
 from perdure.core.specs import ToolSpec
-from perdure.core.state import RunSummary, SessionState
+from perdure.core.state import RunSummary, SessionState, agent_of
 from perdure.core.views import Pending, summarise
-from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
-from perdure.runtime.agent import Agent, Binding, bind
+from perdure.ports import Claim, Engine, Model, Opening, SessionQuery, SessionRow
+from perdure.runtime.agent import Agent, Binding, agents_of, bind, check_data
 from perdure.runtime.desk import Desk
 from perdure.runtime.directives import Fact, in_turn
 from perdure.runtime.drive import Driver
 from perdure.runtime.family import children_of, remove_children
-from perdure.runtime.given import given_plain
+from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.log import Change, SessionLog, as_kept
 from perdure.runtime.observers import tell_session_end
 from perdure.runtime.perform import compact_aside
 from perdure.runtime.perform_compaction import NOTHING, OVERTAKEN, failed
 from perdure.runtime.post import Post
+from perdure.runtime.roster import Resolve, Roster
 from perdure.runtime.shared_state import SHARED, SharedState
 from perdure.runtime.subagents import labels_of
 from perdure.runtime.world import World, schema_key
@@ -44,16 +45,23 @@ KEPT_WARM = 100
 COMPACT_TRIES = 3
 MAX_TRIES = 1000
 LET_GO_TRIES = 200
+AT_ONCE = 100
+"""Sessions that one sweep finds."""
+ASK_AGAIN = 30.0
+"""Seconds until the resolver is asked again about a session that nobody knew."""
 
 
 class Host:
     """Logs live as long as somebody holds them; the most recent few are kept warm."""
 
-    def __init__(self, world: World, engine: Engine | None) -> None:
+    def __init__(self, world: World, engine: Engine | None, resolve: Resolve | None = None) -> None:
         self.world = world
         self._engine = engine
         self._owner = token_hex(8)
-        self._bindings: dict[str, Binding] = {}
+        self._roster = Roster(self.bind, resolve, world.clock)
+        self._bindings = self._roster.bindings
+        self._left_alone: dict[str, float] = {}
+        world.agents = self._roster.find
         self._logs: WeakValueDictionary[str, SessionLog] = WeakValueDictionary()
         self._warm: OrderedDict[str, SessionLog] = OrderedDict()
         self._drivers: dict[str, Driver] = {}
@@ -91,9 +99,25 @@ class Host:
         for model in (*binding.models, *binding.summarisers):
             self.world.ready(model)
         self._bindings[agent.name] = binding
-        for other in binding.sub_agents.values():
+        for other in (*agents_of(agent), *binding.sub_agents.values()):
             self.bind(other)
         return binding
+
+    async def named(self, agent: Agent[Any] | str) -> Binding:
+        """An agent as it is, or by its name; a UsageError if nobody knows it."""
+        if isinstance(agent, Agent):
+            return self.bind(agent)
+        return await self._roster.need(given_text(agent, "An agent's name"))
+
+    async def choose(self, log: SessionLog, agent: Agent[Any] | str) -> str:
+        """The name of an agent that is to work in this session; without an engine, another process knows it."""
+        if not agent:
+            raise UsageError("The agent's name is empty; name the one that shall go on.")
+        if isinstance(agent, str) and self._engine is None and await self._roster.find(agent) is None:
+            return given_text(agent, "An agent's name")
+        binding = await self.named(agent)
+        check_data(binding, log.state.id, log.state.data)
+        return binding.spec.name
 
     def known(self, agent: str) -> Binding | None:
         return self._bindings.get(agent)
@@ -123,18 +147,9 @@ class Host:
                     check_schema(schema)
         return tuple(tools)
 
-    def require_driver(self, log: SessionLog) -> None:
-        """Refuses new work that nobody here could do; without an engine, another process will."""
-        name = log.state.agent
-        binding = self._bindings.get(name)
-        if binding is not None:
-            check_data(binding, log.state.id, log.state.data)
-        elif self._engine is not None:
-            raise UsageError(f"The agent {name!r} is not known here; pass it in agents=[…].")
-
     async def open(
         self,
-        agent: Agent[Any],
+        agent: Agent[Any] | str,
         *,
         id: str | None,
         tenant: str,
@@ -142,7 +157,7 @@ class Host:
         metadata: dict[str, str],
     ) -> SessionLog:
         """Creates the session, or picks it up where it was."""
-        binding = self.bind(agent)
+        binding = await self.named(agent)
         for _ in range(MAX_TRIES):
             row = await self.world.store.find(tenant, id) if id is not None else None
             if row is not None:
@@ -168,7 +183,8 @@ class Host:
 
     async def _reopen(self, binding: Binding, row: SessionRow, data: object) -> SessionLog:
         log = await self.load(row.uid)
-        if log.state.agent != binding.spec.name:
+        # A script that is run again does not know who has taken over since.
+        if binding.spec.name not in (log.state.agent, log.state.home):
             raise Conflict(f"Session {row.id!r} belongs to the agent {log.state.agent!r}; open it with that one.")
         if data is not None and given_plain(data) != log.state.data:
             raise Conflict(f"Session {row.id!r} was opened with other data; open it without data, or under a new id.")
@@ -239,9 +255,7 @@ class Host:
 
     async def compact(self, log: SessionLog, by: str) -> HistoryCompacted | None:
         """Makes the view shorter on request, whoever drives the session; None if there is nothing to leave out."""
-        binding = self._bindings.get(log.state.agent)
-        if binding is None:
-            raise UsageError(f"The agent {log.state.agent!r} is not known here; pass it in agents=[…].")
+        binding = await self._roster.need(agent_of(log.state))
         shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
         await log.refresh()
         for tries_left in reversed(range(COMPACT_TRIES)):
@@ -277,8 +291,10 @@ class Host:
 
     async def _drive(self, uid: str) -> None:
         log = await self.load(uid)
-        binding = self._bindings.get(log.state.agent)
-        if binding is None or not (uid in self._dropped or await self._has_work(log)):
+        if await self._roster.find(agent_of(log.state)) is None:
+            self._left_alone[uid] = self.world.clock.now() + ASK_AGAIN
+            return
+        if not (uid in self._dropped or await self._has_work(log)):
             return
         if self._post.policies_above(log.state) is None:
             return  # whoever knows its ancestors knows what it may do
@@ -287,10 +303,8 @@ class Host:
             if claim is not None and not self._stopping:
                 if claim.head != log.state.seq:
                     await log.refresh()
-                shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
                 await self._end_orphan(log)
-                driver = self._drivers[uid] = Driver(log, binding, self.world, claim, shared)
-                await driver.run()
+                await self._drive_on(log, claim)
         except StaleEpoch:
             await log.refresh()
         except Exception as error:
@@ -308,6 +322,21 @@ class Host:
         if not await self._post.is_wanted(log.state):
             with suppress(Refused):
                 await self.request(log, StopRun("cancel", "its parent is gone"))
+
+    async def _drive_on(self, log: SessionLog, claim: Claim) -> None:
+        """One driver after the other, as agents hand over, under one claim."""
+        is_done = follows = False
+        while not is_done and not self._stopping:
+            binding = await self._roster.find(agent_of(log.state))
+            if binding is None:
+                # Whoever knows that agent picks the session up.
+                is_done = await self.world.store.release(log.uid, epoch=claim.epoch, head=log.state.seq)
+                await log.refresh()
+                continue
+            shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
+            driver = self._drivers[log.uid] = Driver(log, binding, self.world, claim, shared)
+            is_done = await driver.run(follows=follows)
+            follows = True
 
     async def _shared_by(self, tenant: str) -> SharedState:
         """The keys that the tenant's sessions share; followed from now on, so that others' changes are seen here."""
@@ -400,7 +429,7 @@ class Host:
         """A run's output in its type; what no longer fits is the caller's to mend."""
         if ended.reason != "completed" or ended.schema is None:
             return ended.output
-        binding = self._bindings.get(state.agent)
+        binding = self._bindings.get(ended.agent)
         codec = self.world.outputs.get(schema_key(ended.schema))
         if codec is None and binding is not None:
             codec = binding.output
@@ -415,7 +444,12 @@ class Host:
 
     async def _sweep(self) -> Sequence[str]:
         now = self.world.clock.now()
-        found = await self.world.store.runnable(list(self._bindings), now=now)
+        self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
+        found = set(await self.world.store.runnable(list(self._bindings), now=now, limit=AT_ONCE))
+        if self._roster.resolves:
+            # As many more as are left alone, or they would stand in the way of all others.
+            anybody = await self.world.store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
+            found |= set(anybody) - self._left_alone.keys()
         return [*found, *self._dropped.difference(found)]
 
     def keep(self, log: SessionLog) -> SessionLog:
@@ -425,15 +459,6 @@ class Host:
         if len(self._warm) > KEPT_WARM:
             self._warm.popitem(last=False)
         return log
-
-
-def check_data(binding: Binding, id: str, data: object) -> None:
-    """The session's data against what the agent's tools ask for, on every load."""
-    for tool, codec in binding.data.items():
-        try:
-            codec.decode(data)
-        except ValueError as error:
-            raise UsageError(f"The data of session {id!r} does not fit the tool {tool!r}: {error}") from None
 
 
 def _compacted(event: HistoryCompacted, facts: Sequence[Fact], state: SessionState) -> list[Event]:

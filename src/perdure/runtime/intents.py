@@ -12,18 +12,24 @@ from perdure.core.events import (
     ModelCalled,
     ModelFailed,
     Noted,
+    RunEnded,
     RunResumed,
     RunStarted,
+    Switched,
 )
+from perdure.core.specs import Overrides, ToolSpec
 from perdure.core.state import SessionState, find_call, in_flight
 from perdure.core.versions import changes_between
+from perdure.runtime.agent import Binding
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.flight import Flight
 from perdure.runtime.gates import traits_of
 from perdure.runtime.limits import find_room
+from perdure.runtime.per_run import Made
 from perdure.runtime.perform_call import start_of, take_back
 from perdure.runtime.perform_check import is_stale
 from perdure.runtime.perform_model import turn_models
+from perdure.runtime.world import World
 
 
 def pick_up(desk: Desk, state: SessionState) -> list[Event]:
@@ -40,33 +46,49 @@ def pick_up(desk: Desk, state: SessionState) -> list[Event]:
 def start_run(desk: Desk, state: SessionState, action: StartRun) -> list[Event]:
     """Agent, session and input each have a say: the later one wins."""
     first = next(queued for queued in state.queue if queued.input == action.inputs[0])
-    binding, overrides = desk.binding, first.overrides
-    spec = binding.spec
+    binding, run = desk.binding, state.runs + 1
+    made = desk.made if desk.made.run == run else Made()
+    terms = terms_of(desk.world, binding, state, first.overrides, made.tools)
     events: list[Event] = []
     if state.spec_digest != binding.digest:
-        events.append(AgentPinned(binding.digest, spec))
+        events.append(AgentPinned(binding.digest, binding.spec))
     events.append(
         RunStarted(
-            state.runs + 1,
+            run,
             action.inputs,
-            limits=overrides.limits or spec.limits,
-            model=overrides.model or state.model or spec.model,
-            settings=spec.settings.merged(state.settings).merged(overrides.settings),
-            output=spec.output if overrides.output is None else overrides.output,
+            limits=first.overrides.limits or binding.spec.limits,
+            model=terms.model,
+            settings=terms.settings,
+            output=terms.output,
             continues=first.continues,
-            tools=overrides.tools,
-            window=_window(desk, overrides.model or state.model),
+            tools=terms.tools,
+            window=terms.window,
         )
     )
+    if made.error:
+        events.append(RunEnded(run, "failed", f"tools: {made.error}"))
     return events
 
 
-def _window(desk: Desk, model: str) -> int | None:
+def terms_of(
+    world: World, binding: Binding, state: SessionState, given: Overrides, made: tuple[ToolSpec, ...]
+) -> Switched:
+    """What a run has of an agent's, of its session's and of its own: the later one wins."""
+    spec = binding.spec
+    return Switched(
+        given.model or state.model or spec.model,
+        spec.settings.merged(state.settings).merged(given.settings),
+        spec.output if given.output is None else given.output,
+        (*given.tools, *made),
+        _window(world, binding, given.model or state.model),
+    )
+
+
+def _window(world: World, binding: Binding, model: str) -> int | None:
     """How many tokens of the past the run's model reads, as far as anybody knows."""
-    binding = desk.binding
     wanted = binding.spec.window.tokens
     try:
-        chosen = desk.world.model(model) if model and model != binding.spec.model else binding.models[0]
+        chosen = world.model(model) if model and model != binding.spec.model else binding.models[0]
         own = traits_of(chosen).window
     except Exception:  # noqa: BLE001 - resolvers are user code; the call itself will say what is wrong
         own = None

@@ -7,8 +7,8 @@ moved on meanwhile, the append is a Conflict and nothing of it is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,8 +24,11 @@ from perdure.runtime.feed import Feed
 from perdure.runtime.recourse import OnModelError
 
 ASK_AGAIN_AFTER = 1.0
+STORE_PATIENCE = (0.1, 0.5, 2.0, 5.0)
 PAGE = 2_000
 ENDS_DRAFT = frozenset((ModelResponded, ModelFailed, RunEnded))
+
+T = TypeVar("T")
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
@@ -36,6 +39,16 @@ def as_kept(event: Event) -> Event:
         return _decoder.decode(encode_event(event))
     except msgspec.ValidationError as error:
         raise UsageError(f"{type(event).__name__} cannot hold what it was given: {error}.") from None
+
+
+async def patiently(clock: Clock, ask: Callable[[], Awaitable[T]]) -> T:
+    """A store that is out of order for a while must not cost us what is in flight."""
+    for patience in STORE_PATIENCE:
+        try:
+            return await ask()
+        except StoreError:
+            await sleep(clock, patience)
+    return await ask()
 
 
 class Change:

@@ -11,7 +11,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from perdure.core.events import CallEnded, Event, ModelCalled, ModelFailed, Noted, RunEnded, RunStarted
+from perdure.core.events import (
+    AgentPinned,
+    CallEnded,
+    Event,
+    ModelCalled,
+    ModelFailed,
+    Noted,
+    RunEnded,
+    RunStarted,
+    Switched,
+)
 from perdure.core.messages import Text
 from perdure.core.state import SessionState, find_call
 from perdure.runtime.agent import Binding
@@ -27,15 +37,20 @@ from perdure.runtime.world import World
 FAILURES = ("error", "timeout", "unknown")
 NO_FAILURES = ("limit", "stopped", "rejected", "blocked")
 
-HEARD_OF = frozenset((ModelCalled, CallEnded, ModelFailed, RunStarted, RunEnded))
+HEARD_OF = frozenset((ModelCalled, CallEnded, ModelFailed, RunStarted, RunEnded, AgentPinned))
 
 Told = tuple[tuple[Hook, ...], Moment]
 
 
 class Observers:
-    """Those of one driver. `note` takes what they want committed, `through` hears when all have been told."""
+    """Those of one driver. `note` takes what they want committed, `through` hears when all have been told.
 
-    def __init__(self, desk: Desk, note: Callable[[Sequence[Fact]], None], through: Callable[[], None]) -> None:
+    If the driver `follows` another one, those of that agent have been told of the last turn.
+    """
+
+    def __init__(
+        self, desk: Desk, note: Callable[[Sequence[Fact]], None], through: Callable[[], None], *, follows: bool = False
+    ) -> None:
         self._desk = desk
         self._note = note
         self._through = through
@@ -44,7 +59,7 @@ class Observers:
         self._task: asyncio.Task[None] | None = None
         run = desk.log.state.run
         self._run = run.run if run else 0
-        self._turn = run.turn if run else 0
+        self._turn = run.turn if run and not follows else 0
 
     def see(self, events: Iterable[Event], before: SessionState) -> None:
         """What was just committed, behind the state `before`."""
@@ -68,6 +83,8 @@ class Observers:
                 case RunEnded():
                     self._end_turn()
                     self._tell(self._hooks.run_end, RunEndMoment, event)
+                case AgentPinned(switched=Switched(error="")):
+                    self._end_turn()
                 case _:
                     pass
         if self._queue and self._task is None and not self._tell_now():

@@ -8,7 +8,7 @@ asked goes on in any case.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from types import CoroutineType, coroutine
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 from perdure.ports import Clock, Timer
 from perdure.runtime.desk import describe
 
+ANSWERED_WITHIN = 30.0
+"""Seconds, for user code that has no time-out of its own."""
 GRACE = 2.0
 """Seconds that late code has to end, once it is told."""
 BY_ITSELF = "it cancelled itself"
@@ -70,6 +72,12 @@ async def finished(clock: Clock, seconds: float, rest: Rest) -> Any:
         raise Unanswered(BY_ITSELF) from None
     except (Exception, SystemExit) as error:
         raise Unanswered(describe(error)) from error
+
+
+async def answered(clock: Clock, ask: Callable[[], Any], seconds: float = ANSWERED_WITHIN) -> Any:
+    """What a function, async or not, answers; whatever it raises by itself is raised, Unanswered if it is late."""
+    answer = begun(ask())
+    return await finished(clock, seconds, answer) if type(answer) is Rest else answer
 
 
 class _Late:

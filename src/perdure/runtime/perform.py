@@ -14,13 +14,16 @@ from perdure.core.actions import (
     DeliverMessage,
     EndOperation,
     EndRun,
+    MakeTools,
     RecallChild,
     ReportEnd,
     RunTool,
+    SwitchAgent,
     VetInput,
 )
 from perdure.core.errors import UsageError
 from perdure.core.events import (
+    AgentPinned,
     CallChecked,
     CallEnded,
     CallSuspended,
@@ -31,6 +34,7 @@ from perdure.core.events import (
     ModelResponded,
     Noted,
     RunEnded,
+    Switched,
 )
 from perdure.core.fold import evolve
 from perdure.runtime.desk import Desk, describe
@@ -38,12 +42,14 @@ from perdure.runtime.directives import Fact
 from perdure.runtime.flight import Flight
 from perdure.runtime.hook_phases import before_compaction, natural_end, vet_input
 from perdure.runtime.log import as_kept
+from perdure.runtime.making import make_tools
 from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_compaction import NO_PROGRESS, compact_history
 from perdure.runtime.perform_family import deliver_message, recall_child, report_end
 from perdure.runtime.perform_model import call_model, number_calls
+from perdure.runtime.perform_switch import switch_agent
 from perdure.runtime.vetting import vet_answer, vet_words
 from perdure.runtime.waste import Waste
 
@@ -53,6 +59,8 @@ async def perform(desk: Desk, flight: Flight) -> Event:
     action, stand_in = flight.action, desk.world.stand_in
     if isinstance(action, RecallChild | ReportEnd | DeliverMessage):
         return as_kept(await _run_errand(desk, flight, action))
+    if isinstance(action, MakeTools):
+        return await make_tools(desk, flight, action)
     if isinstance(action, CallModel):
         desk.waste = Waste()
     elif isinstance(action, CompactHistory):
@@ -135,6 +143,8 @@ async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
             return await vet_input(desk, flight, input)
         case EndRun(end=end):
             return await natural_end(desk, flight, end)
+        case SwitchAgent():
+            return await switch_agent(desk, flight, action)
         case _:
             raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
 
@@ -153,6 +163,8 @@ def _fitting(desk: Desk, flight: Flight, event: object) -> Event:
         case (EndRun(), Noted()) if flight.after:
             return event
         case (CompactHistory(view=view), HistoryCompacted(view=about)) if view == about:
+            return event
+        case (SwitchAgent(), AgentPinned(switched=Switched())):
             return event
         case (VetInput(input=input), InputChanged(input=about)) if input == about:
             return event if event.blocked else replace(event, vetted=True)

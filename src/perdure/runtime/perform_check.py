@@ -16,9 +16,10 @@ from perdure.core.errors import ToolError
 from perdure.core.events import CallChecked
 from perdure.core.fits import misfit
 from perdure.core.specs import ToolSpec
-from perdure.core.state import SessionState
+from perdure.core.state import SessionState, agent_of
 from perdure.core.versions import changes_of_tool
 from perdure.runtime.clock import within
+from perdure.runtime.conditions import is_shown
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact
 from perdure.runtime.flight import Flight
@@ -56,7 +57,7 @@ def check_now(desk: Desk, action: CheckCall, after: list[Fact], state: SessionSt
     case = _open_case(desk, action)
     if isinstance(case, CallChecked):
         return case
-    if case.spec.listens:
+    if case.spec.listens or (case.tool is not None and case.tool.when is not None):
         return None
     if changed := _changed_since(desk, action, case):
         return _checked(desk, action, case, changed)
@@ -76,6 +77,8 @@ async def check_call(desk: Desk, flight: Flight, action: CheckCall) -> CallCheck
     case = _open_case(desk, action)
     if isinstance(case, CallChecked):
         return case
+    if not await is_shown(desk, flight.state or desk.log.state, action.name):
+        return _invalid(action, f"The tool {action.name!r} cannot be called now.")
     if case.spec.listens and case.tool is not None:
         try:
             case.prepared = await within(desk.world.clock, LONGEST_LISTENING, _listen(desk, action, case))
@@ -116,9 +119,12 @@ async def _judge(desk: Desk, case: Case, *, approved: bool) -> Judgement:
 def _changed_since(desk: Desk, action: CheckCall, case: Case) -> Judgement | None:
     """A question, where the tool is not the one that the run began with; who approved it has seen that."""
     state = desk.log.state
-    if action.approved or state.spec is None or state.spec_digest == desk.binding.digest:
+    if action.approved or state.spec is None:
         return None
-    pinned = next((spec for spec in state.spec.tools if spec.name == action.name), None)
+    known = state.run.tools if state.run else ()
+    if state.spec_digest != desk.binding.digest:
+        known = (*state.spec.tools, *known)
+    pinned = next((spec for spec in known if spec.name == action.name), None)
     fields = changes_of_tool(pinned, case.spec) if pinned is not None else []
     if not fields:
         return None
@@ -163,7 +169,7 @@ def _settled(desk: Desk, action: CheckCall, case: Case, said: Judgement) -> Judg
 def bound_of(desk: Desk, spec: ToolSpec, arguments: str, prepared: Prepared | None) -> str:
     """What an approval is for: the circumstances (schema, policy, who asks, what was shown), and the call itself."""
     state = desk.log.state
-    requester = encode_json([state.tenant, state.uid, state.agent])
+    requester = encode_json([state.tenant, state.uid, agent_of(state)])
     shown = encode_json([prepared.snapshot, prepared.revision]) if prepared else b""
     policy = encode_json(desk.binding.spec.policy)
     if desk.above:

@@ -18,6 +18,7 @@ from perdure.core.specs import NextTurn, ToolSpec
 from perdure.core.state import RunState, SessionState
 from perdure.core.transcript import transcript
 from perdure.ports import Model, ModelRequest, ModelResponse
+from perdure.runtime.conditions import is_shown
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.flight import Flight
@@ -118,7 +119,7 @@ async def _build_request(
         run.model or desk.binding.spec.model,
         around.instructions,
         transcript(state),
-        () if action.final else _tools_of(desk, state, run, action.next),
+        () if action.final else await _shown(desk, state, run, _tools_of(desk, state, run, action.next)),
         settings,
         None if run.output == PLAIN_TEXT else run.output,
         preface=around.preface,
@@ -181,7 +182,8 @@ def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | N
         kept = [tool for tool in state.spec.tools if tool.name in binding.tools]
         tools = tuple(tool for tool in kept if not policy.forbids(tool.name))
     if run.tools:
-        tools = (*tools, *(tool for tool in run.tools if not policy.forbids(tool.name)))
+        there = [tool for tool in run.tools if tool.kind != "function" or tool.name in binding.tools]
+        tools = (*tools, *(tool for tool in there if not policy.forbids(tool.name)))
     if state.has_spilled and all(tool.name != READ_OUTPUT for tool in tools):
         tools = (*tools, desk.binding.tools[READ_OUTPUT].spec)
     if next is None and not [tool for tool in tools if tool.hidden or tool.deferred]:
@@ -194,6 +196,14 @@ def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | N
         found = [known[name] for name in state.revealed if name in known and revealed.shows(known[name])]
         shown |= {tool.name: tool for tool in found if tool.name not in shown}
     return tuple(shown.values())
+
+
+async def _shown(desk: Desk, state: SessionState, run: RunState, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
+    """Those of the tools whose condition holds now; a call of another one is refused in this turn."""
+    if not desk.binding.conditional:
+        return tools
+    desk.shown = (run.turn, {})
+    return tuple([tool for tool in tools if await is_shown(desk, state, tool.name)])
 
 
 def _responded(desk: Desk, state: SessionState, run: RunState, came: Answered) -> ModelResponded:

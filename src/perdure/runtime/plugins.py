@@ -15,11 +15,13 @@ from perdure.core.errors import UsageError
 from perdure.runtime.context import ToolContext
 from perdure.runtime.guardrails import Guardrail
 from perdure.runtime.hooks import Hooks, HookSet, gather_hooks
+from perdure.runtime.per_run import PerRun
 from perdure.runtime.tools import Tool, as_tool, check_names
 from perdure.runtime.wishes import StateKey
 
 Words: TypeAlias = str | Callable[[ToolContext[Any, Any]], str | Awaitable[str]]
 """Text, or a function of the ToolContext that gives it for each request."""
+ToolItem: TypeAlias = Tool[..., Any] | Callable[..., Any] | PerRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ class Plugin:
 
     name: str
     hooks: Sequence[Hooks] = ()
-    tools: Sequence[Tool[..., Any] | Callable[..., Any]] = ()
+    tools: Sequence[ToolItem] = ()
     keys: Sequence[StateKey[Any]] = ()
     guardrails: Sequence[Guardrail] = ()
     instructions: Words = ""
@@ -52,6 +54,7 @@ class Assembled(msgspec.Struct, frozen=True, eq=False):
     instructions: tuple[Words, ...]
     context: tuple[Words, ...]
     is_worded: bool
+    makers: tuple[PerRun, ...] = ()
 
     @property
     def vets_input(self) -> bool:
@@ -67,7 +70,7 @@ class Own(msgspec.Struct, frozen=True, eq=False):
     """What an agent brings itself; its tools may be other agents."""
 
     name: str
-    tools: Sequence[Any]
+    tools: Sequence[ToolItem]
     hooks: Sequence[Hooks]
     guardrails: Sequence[Guardrail]
     instructions: Words
@@ -80,9 +83,10 @@ def assemble(own: Own, plugins: Sequence[Plugin], hooks: Sequence[Hooks]) -> Ass
         if not isinstance(plugin, Plugin):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
             raise UsageError(f"{agent[0].upper()}{agent[1:]}: {plugin!r} is no Plugin; write Plugin(name='…', …).")
     _check_once("plug-in", [(plugin.name, agent) for plugin in plugins])
-    tools = [(as_tool(item), agent) for item in own.tools]
-    check_names([tool for tool, _ in tools])
-    tools += [(as_tool(item), f"plug-in {plugin.name!r}") for plugin in plugins for item in plugin.tools]
+    given = [(item, agent) for item in own.tools]
+    given += [(item, f"plug-in {plugin.name!r}") for plugin in plugins for item in plugin.tools]
+    tools = [(as_tool(item), owner) for item, owner in given if not isinstance(item, PerRun)]
+    check_names([tool for tool, owner in tools if owner == agent])
     _check_once("tool", [(tool.name, owner) for tool, owner in tools])
     keys = [(key, f"plug-in {plugin.name!r}") for plugin in plugins for key in plugin.keys]
     _check_once("state key", [(key.name, owner) for key, owner in keys])
@@ -97,6 +101,7 @@ def assemble(own: Own, plugins: Sequence[Plugin], hooks: Sequence[Hooks]) -> Ass
         tuple(part for part in parts if part),
         tuple(part for plugin in plugins for part in plugin.context),
         not all(isinstance(part, str) for part in parts),
+        tuple(item for item, _ in given if isinstance(item, PerRun)),
     )
 
 

@@ -24,12 +24,12 @@ from perdure.core.errors import Conflict, NotFound
 from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted
 from perdure.core.messages import JSON, Message, Usage
 from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
-from perdure.core.state import DeadLetter, SessionState
+from perdure.core.state import DeadLetter, SessionState, agent_of, has_due_input
 from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending
 from perdure.ports import Item, Model, Record, SessionRow
 from perdure.runtime import family, travel
-from perdure.runtime.agent import OutputT
+from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.host import Host
@@ -93,6 +93,7 @@ class Session(Generic[OutputT]):
         output: Any = None,
         tools: Sequence[ToolSpec] = (),
         on_model_error: OnModelError | None = None,
+        agent: Agent[Any] | str | None = None,
     ) -> RunResult[OutputT]:
         """Sends the input and waits until its run ends or waits; `on_pending` answers decisions in place."""
         run = await self.start(
@@ -105,6 +106,7 @@ class Session(Generic[OutputT]):
             output=output,
             tools=tools,
             on_model_error=on_model_error,
+            agent=agent,
         )
         return await self._finish(run, on_pending)
 
@@ -120,16 +122,19 @@ class Session(Generic[OutputT]):
         output: Any = None,
         tools: Sequence[ToolSpec] = (),
         on_model_error: OnModelError | None = None,
+        agent: Agent[Any] | str | None = None,
     ) -> Run[OutputT]:
         """Sends the input and returns at once, as soon as it is durable.
 
         `tools` are those that the caller itself carries out, for this run. `on_model_error` sees each failed attempt
-        and says what follows; like all code it stays in this process.
+        and says what follows; like all code it stays in this process. `agent` drives this run alone.
         """
-        self._host.require_driver(self._log)
+        chosen = await self._host.choose(self._log, self.agent if agent is None else agent)
         overrides = self._overrides(model, limits, settings, output)
+        if agent is not None:
+            overrides = replace(overrides, agent=chosen)
         if tools:
-            overrides = replace(overrides, tools=self._host.declare(self.agent, tools))
+            overrides = replace(overrides, tools=self._host.declare(chosen, tools))
         parts, artifacts = to_parts(input)
         for digest, data in artifacts.items():
             await self._host.world.store.save_artifact(self.uid, digest, data)
@@ -168,9 +173,9 @@ class Session(Generic[OutputT]):
         settings: ModelSettings | None = None,
     ) -> Run[OutputT]:
         """What `resume` waits for, as a handle."""
-        self._host.require_driver(self._log)
         await self._log.refresh()
         state = self._log.state
+        await self._host.choose(self._log, _whose(state))
         now = self._host.world.clock.now()
         due = next((queued.input for queued in state.queue if queued.at is None or queued.at <= now), 0)
         if state.run is not None or due:
@@ -313,6 +318,10 @@ class Session(Generic[OutputT]):
         """From the next turn on this model answers, with the whole history; None for the agent's own again."""
         name = "" if model is None else self._name_of(model)
         await self._host.request(self._log, ChangeSettings(name or "", settings or ModelSettings()))
+
+    async def set_agent(self, agent: Agent[Any] | str) -> None:
+        """From the next turn on this agent goes on, with the whole history."""
+        await travel.set_agent(self._log, await self._host.choose(self._log, agent))
 
     async def delete(self) -> None:
         await self._host.delete(self._log)
@@ -475,6 +484,13 @@ class Session(Generic[OutputT]):
         if isinstance(model, str):
             return world.model(model).name
         return world.lend(model, self._host.models_of(self.agent))
+
+
+def _whose(state: SessionState) -> str:
+    """Who goes on: the agent of what is open or due, or the one that was chosen for the run that ended last."""
+    last = state.ended[-1] if len(state.ended) else None
+    is_over = state.run is None and not has_due_input(state)
+    return last.agent if is_over and last is not None and last.is_chosen else agent_of(state)
 
 
 def _one_turn(state: SessionState) -> Limits:

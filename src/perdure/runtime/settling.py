@@ -28,11 +28,13 @@ async def settle_wishes(desk: Desk, flight: Flight, action: RunTool, ended: Call
             await desk.shared.change(wishes, by=f"{action.name} (call {action.call})", origin=origin)
         except ValueError as error:
             return _conflict(action, str(error))
+    if (agent := wishes.successor) and await desk.world.agents(agent) is None:
+        return _ended(desk, action, f"The agent {agent!r} is not known here{_others(desk, agent)}.")
     for digest, data in wishes.artifacts.items():
         await desk.world.store.save_artifact(desk.log.uid, digest, data)
     settled = replace(ended, ends=wishes.ends, output=wishes.output, changes=wishes.settled(state), next=wishes.next)
     wishes.keep(state)
-    if wishes.changes or wishes.directives:
+    if wishes.changes or wishes.directives or agent:
         flight.settle = partial(_settle, desk, action, wishes)
     return settled
 
@@ -44,6 +46,9 @@ def _settle(desk: Desk, action: RunTool, wishes: Wishes, event: Event, state: Se
     try:
         if wrong := wishes.conflict(action.call, state):
             return (replace(_conflict(action, wrong), seconds=event.seconds),)
+        if wishes.successor and state.run and state.run.wanted:
+            taken = _ended(desk, action, f"{state.run.wanted} takes over already; only one agent can.")
+            return (replace(taken, seconds=event.seconds),)
         if event.changes:
             changes = {name: value for name, value in wishes.settled(state).items() if name in event.changes}
             event = replace(event, changes=changes)
@@ -67,6 +72,16 @@ def _fact(desk: Desk, wish: Noted | Scheduled | Sending | Stop, by: str, run: in
             return sent(wish, by, desk.world.clock.now())
         case Stop(why=why):
             return stopped(run, by, why)
+
+
+def _ended(desk: Desk, action: RunTool, text: str) -> CallEnded:
+    tool = desk.binding.tools.get(action.name)
+    return CallEnded(action.call, "error", (Text(text),), in_doubt=tool is None or tool.effect != "read")
+
+
+def _others(desk: Desk, agent: str) -> str:
+    others = ", ".join(name for name in desk.binding.handoffs if name != agent)
+    return f"; take one of: {others}" if others else ""
 
 
 def _conflict(action: RunTool, wrong: str) -> CallEnded:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from types import FrameType
 from typing import (
@@ -60,6 +60,8 @@ else:
 
 OnExpiry: TypeAlias = Literal["deny", "approve"] | tuple[Literal["answer"], Any]
 
+Condition: TypeAlias = Callable[[ToolContext[Any, Any]], bool | Awaitable[bool]]
+
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -76,6 +78,7 @@ class ToolOptions(TypedDict, total=False):
     background: the model goes on at once, and is told of the outcome when it is there
     retries: so often a read or idempotent tool is tried again when it fails
     ask: True, or a predicate `(call) -> bool`
+    when: a function of the ToolContext, async or not: whether the model sees the tool in this turn
     sequential: waits for the calls before it
     on_unknown: after a crash "ask" a person or "tell" the model
     key: a function of the same arguments whose str replaces the idempotency key
@@ -96,6 +99,7 @@ class ToolOptions(TypedDict, total=False):
     background: bool
     hidden: bool
     deferred: bool
+    when: Condition | None
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -126,6 +130,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     background: bool = False
     hidden: bool = False
     deferred: bool = False
+    when: Condition | None = None
     enclosing: Mapping[str, Any] = {}
     sub_agent: SubAgent | None = None
 
@@ -352,6 +357,8 @@ def _check(made: Tool[..., Any]) -> None:
         raise UsageError(f"{label}: ask={made.ask!r}; give True, False or a predicate.")
     if made.key is not None and not callable(made.key):
         raise UsageError(f"{label}: key={made.key!r}; give a function of the tool's arguments.")
+    if made.when is not None and not callable(made.when):
+        raise UsageError(f"{label}: when={made.when!r}; give a function of the ToolContext.")
     if made.kind not in get_args(ToolKind):
         raise UsageError(f"{label}: kind={made.kind!r} is none; take one of {', '.join(get_args(ToolKind))}.")
     if made.kind == "agent" and made.sub_agent is None:

@@ -14,7 +14,7 @@ from perdure.core.errors import Conflict, NotFound, UsageError
 from perdure.core.events import Event, HistoryCut, HistoryImported, Noted
 from perdure.core.fold import evolve, fold
 from perdure.core.messages import JSON, AssistantMessage, Media, Message, ToolMessage
-from perdure.core.repair import repair
+from perdure.core.repair import parted, repair
 from perdure.core.state import SessionState, new_state
 from perdure.ports import Record
 from perdure.runtime.foreign import Reader
@@ -89,7 +89,7 @@ async def rewind(host: Host, log: SessionLog, at: Point, by: str) -> int:
         await log.refresh()
         head = log.state.seq
         past = whole_at(await host.world.store.read(log.uid, limit=seq))
-        keep, rest = _part(log.state.history, past.history)
+        keep, rest = parted(log.state.history, past.history)
         cut = HistoryCut(past.seq, keep, rest, past.values, by, past.ledger)
         if await _cut(host, log, CutHistory(cut, head)):
             return past.seq
@@ -109,6 +109,11 @@ async def rename(log: SessionLog, title: str) -> None:
     """What people call the session from now on; its model stays as it is."""
     title = given_text(title, "A title")
     await _propose(log, lambda state: accept(state, ChangeSettings(state.model, state.settings, title)))
+
+
+async def set_agent(log: SessionLog, agent: str) -> None:
+    """Whose the session is from now on; its model and its title stay as they are."""
+    await _propose(log, lambda state: accept(state, ChangeSettings(state.model, state.settings, agent=agent)))
 
 
 async def import_history(host: Host, log: SessionLog, messages: Sequence[JSON], source: str) -> tuple[str, ...]:
@@ -140,16 +145,6 @@ def whole_at(records: Iterable[Record]) -> SessionState:
         if not (isinstance(last, AssistantMessage) and last.calls):
             whole = state
     return whole
-
-
-def _part(present: Sequence[Message], past: Sequence[Message]) -> tuple[int, tuple[Message, ...]]:
-    """How long both begin alike, and how the past goes on from there."""
-    keep = 0
-    for one, other in zip(present, past, strict=False):
-        if one != other:
-            break
-        keep += 1
-    return keep, tuple(past[keep:])
 
 
 async def _cut(host: Host, log: SessionLog, command: CutHistory) -> bool:

@@ -184,6 +184,11 @@ class Wishes:
         return {digest: data for wish in carriers for digest, data in wish.artifacts.items()}
 
     @property
+    def successor(self) -> str:
+        """The agent that is to take over."""
+        return self.next.agent if self.next else ""
+
+    @property
     def shares(self) -> bool:
         """Whether keys that all sessions of the tenant share are to be changed, durably."""
         return any(self.touched[name].scope == "shared" and self.touched[name].persistent for name in self.changes)

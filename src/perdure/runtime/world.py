@@ -11,6 +11,7 @@ from perdure.core.codec import digest_of, encode_json
 from perdure.core.events import Event
 from perdure.core.messages import JSON
 from perdure.ports import Clock, Connected, Model, Store
+from perdure.runtime.agent import Binding
 from perdure.runtime.drafts import DraftTimer
 from perdure.runtime.gates import Gates
 from perdure.runtime.hooks import Hooks
@@ -22,12 +23,17 @@ from perdure.runtime.threads import DaemonThreads
 KEPT_MODELS = 1000
 
 
+async def _nobody(name: str) -> Binding | None:
+    return None
+
+
 @dataclass
 class World:
     """`models` and `outputs` hold what callers passed for single runs: the log has only their names.
 
     `stand_in` may answer an action in the place of whoever would perform it: a replay asks nobody.
-    `scratch` holds, by tenant, the shared state keys that are not persistent. By `post` sessions reach each other.
+    `scratch` holds, by tenant, the shared state keys that are not persistent. By `post` sessions reach each other,
+    `agents` finds an agent by its name.
     """
 
     store: Store
@@ -43,6 +49,7 @@ class World:
     connected: dict[int, Connected] = field(default_factory=dict[int, Connected])
     scratch: dict[str, dict[str, tuple[int, Any]]] = field(default_factory=dict[str, dict[str, tuple[int, Any]]])
     lent: int = 1
+    agents: Callable[[str], Awaitable[Binding | None]] = _nobody
     stand_in: Callable[[Any, Action], Awaitable[Event | None]] | None = None
     post: Mail | None = None
     gates: Gates = field(init=False)

@@ -252,10 +252,10 @@ class MemoryStore:
         log.owner = None
         return True
 
-    async def runnable(self, agents: Sequence[str], *, now: float, limit: int = 100) -> Sequence[str]:
+    async def runnable(self, agents: Sequence[str] | None, *, now: float, limit: int = 100) -> Sequence[str]:
         self._check_use()
         due = terms.micros(now)
-        for agent in agents:
+        for agent in agents or ():
             terms.check_text(agent)
         ready = [
             log
@@ -263,7 +263,7 @@ class MemoryStore:
             if log.wake is not None
             and log.wake <= due
             and log.owner not in self._owners
-            and log.summary.agent in agents
+            and (agents is None or log.summary.agent in agents)
         ]
         ready.sort(key=lambda log: (log.wake or log.updated, log.no))
         return [log.uid for log in ready[: max(limit, 0)]]

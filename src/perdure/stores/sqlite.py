@@ -157,7 +157,7 @@ class SqliteStore:
     async def release(self, session: str, *, epoch: int, head: int) -> bool:
         return await self._write(partial(sqlite_writes.release, session=session, epoch=epoch, head=head))
 
-    async def runnable(self, agents: Sequence[str], *, now: float, limit: int = 100) -> Sequence[str]:
+    async def runnable(self, agents: Sequence[str] | None, *, now: float, limit: int = 100) -> Sequence[str]:
         owners = self._use().owners
         due = terms.micros(now)
         ready = partial(sqlite_reads.runnable, owners=owners, agents=agents, now=due, limit=max(limit, 0))

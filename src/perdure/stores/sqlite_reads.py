@@ -94,13 +94,16 @@ def _records(connection: Connection, session: str, place: tuple[int, str], after
     raise StoreError(f"Record {expected} of session {uid!r} is damaged; restore the store from a backup.")
 
 
-def runnable(connection: Connection, owners: Owners, agents: Sequence[str], now: int, limit: int) -> Sequence[str]:
+def runnable(
+    connection: Connection, owners: Owners, agents: Sequence[str] | None, now: int, limit: int
+) -> Sequence[str]:
     living = owners.living()
+    whose = "" if agents is None else f" AND agent IN ({_marks(agents)})"
     rows = connection.execute(
         "SELECT uid FROM sessions WHERE wake IS NOT NULL AND wake <= ?"
-        f" AND agent IN ({_marks(agents)}) AND (owner IS NULL OR owner NOT IN ({_marks(living)}))"
+        f"{whose} AND (owner IS NULL OR owner NOT IN ({_marks(living)}))"
         " ORDER BY CASE wake WHEN 0 THEN updated_at ELSE wake END, no LIMIT ?",
-        (now, *agents, *living, limit),
+        (now, *(agents or ()), *living, limit),
     )
     return [uid for (uid,) in rows.fetchall()]
 

@@ -113,6 +113,8 @@ class Recorded:
                 if key is not None:
                     self.checks[key].append(item)
                 self._group += 1
+            case HistoryCut() if state.run is not None:
+                pass  # a hand-off's filter made it, and makes it again
             case _ if _is_given(event):
                 self.given.append(item)
             case Noted():

@@ -123,7 +123,9 @@ async def _play(part: Part) -> tuple[Recorded, list[Record]]:
 
 async def _adopt(part: Part, store: Store, clock: Clock) -> str:
     """The past of the part, as this agent's; the uid of the session that goes on from it."""
-    past = [_renamed(record.event, part.agent.name) for record in part.records[: part.start]]
+    first = part.records[0].event
+    home = first.agent if isinstance(first, SessionOpened) else ""
+    past = [_renamed(record.event, home, part.agent.name) for record in part.records[: part.start]]
     state = fold(past)
     entries = [
         Entry(record.at, record.run, encode_event(event)) for record, event in zip(part.records, past, strict=False)
@@ -135,11 +137,12 @@ async def _adopt(part: Part, store: Store, clock: Clock) -> str:
     return state.uid
 
 
-def _renamed(event: Event, agent: str) -> Event:
+def _renamed(event: Event, home: str, agent: str) -> Event:
+    """The agent of then is this one; those that took over keep their names."""
     match event:
-        case SessionOpened():
+        case SessionOpened(agent=name) if name == home:
             return msgspec.structs.replace(event, agent=agent)
-        case AgentPinned(spec=spec):
+        case AgentPinned(spec=spec) if spec.name == home:
             return msgspec.structs.replace(event, spec=msgspec.structs.replace(spec, name=agent))
         case _:
             return event

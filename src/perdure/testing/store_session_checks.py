@@ -120,6 +120,11 @@ async def check_runnable(make_store: MakeStore, beside: Beside = None) -> None:
         expect(list(found) == ["foreign", "old", "later", "young"], f"and what is due, of all agents ({found})")
         expect(list(await store.runnable(agents, now=START + 60, limit=1)) == ["old"], "the limit holds")
         expect(list(await store.runnable([], now=START + 60)) == [], "no agents, no work")
+        anybody = list(await store.runnable(None, now=START + 60))
+        expect(anybody == ["foreign", "old", "later", "young"], "None is the work of any agent")
+        expect(
+            list(await store.runnable(None, now=START + 60, limit=1)) == anybody[:1], "the limit holds for any agent"
+        )
         await store.join("a")
         claim = await store.claim("old", "a")
         expect(list(await store.runnable(agents, now=START)) == ["young"], "what is owned is not offered")
