@@ -119,12 +119,13 @@ def accept_change(state: SessionState, number: int, parts: tuple[Part, ...] | No
 def take_inputs(state: SessionState, inputs: tuple[int, ...], run: int) -> SessionState:
     """Moves queued inputs into the history, in the order they are named."""
     taken, vetted = state.taken, state.vetted
+    waiting = {queued.input: queued for queued in state.queue}
     for number in inputs:
         taken = taken.add(number, run)
-        for queued in state.queue:
-            if queued.input == number and queued.parts and not vetted.get(number):
-                state = heard(state, UserMessage(queued.parts), is_input=True)
-    queue = tuple(queued for queued in state.queue if queued.input not in inputs)
+        queued = waiting.pop(number, None)
+        if queued is not None and queued.parts and not vetted.get(number):
+            state = heard(state, UserMessage(queued.parts), is_input=True)
+    queue = tuple(waiting.values())
     if vetted:
         vetted = {number: reason for number, reason in vetted.items() if number not in inputs}
     return replace(state, queue=queue, taken=taken, vetted=vetted)
