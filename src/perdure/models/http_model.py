@@ -119,7 +119,8 @@ class HttpModel:
         key = account.key(self._key)
         if key != self._key:
             # Another key has another quota.
-            self._key, self._traits, self._headers = key, None, self._wire.headers(key)
+            self._key, self._traits = key, None
+            self._headers = {name.lower(): value for name, value in self._wire.headers(key).items()}
         files = await _load_files(request, self._wire)
         try:
             body = self._wire.to_wire(request, self._model, files)

@@ -23,7 +23,7 @@ from perdure.core.messages import (
     ToolResult,
     UserMessage,
 )
-from perdure.core.specs import ToolSpec
+from perdure.core.specs import ModelSettings, ToolSpec
 from perdure.models.wires import json_tools
 from perdure.models.wires.answer import Answer
 from perdure.models.wires.chat_reader import ChatReader
@@ -48,6 +48,8 @@ from perdure.models.wires.openai_parts import (
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
 from perdure.models.wires.wire import Failure, Files, Reader, call_id, spoken, with_extra, without_none, write_all
 from perdure.ports import ModelRequest
+
+_NOT_SET = ModelSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,9 @@ class ChatWire:
         return None if request.prefix else output_of(request.output)
 
     def _settings(self, request: ModelRequest) -> dict[str, JSON]:
-        settings = request.settings
+        settings, key = request.settings, self._cache_key(request)
+        if settings == _NOT_SET:
+            return {"prompt_cache_key": key} if key else {}
         return without_none(
             {
                 "temperature": settings.temperature,
@@ -128,7 +132,7 @@ class ChatWire:
                 "presence_penalty": settings.presence_penalty,
                 "frequency_penalty": settings.frequency_penalty,
                 "reasoning_effort": effort_of(settings.thinking),
-                "prompt_cache_key": self._cache_key(request),
+                "prompt_cache_key": key,
             }
         )
 
