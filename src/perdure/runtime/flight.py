@@ -36,7 +36,7 @@ class Flight:
     """`cause` says why it was told to end; `landed` that its one event is on its way to the log.
 
     `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
-    that it is committed behind. `state` is what a check was planned for.
+    that it is committed behind. `state` is what a check was planned for. There is one flight per `slot` at a time.
     """
 
     __slots__ = (
@@ -50,6 +50,7 @@ class Flight:
         "landed",
         "max_tokens",
         "settle",
+        "slot",
         "state",
         "task",
         "timer",
@@ -66,6 +67,7 @@ class Flight:
         state: SessionState | None = None,
     ) -> None:
         self.action = action
+        self.slot = slot_of(action)
         self.state = state
         self.max_tokens = max_tokens
         self.key = key

@@ -50,12 +50,13 @@ class Change:
         self.runs: list[int] = []
 
     def add(self, events: Iterable[Event]) -> None:
+        after = self.after
         for event in events:
-            was = self.after.run
-            self.after = evolve(self.after, event)
-            run = self.after.run or was
+            was, after = after.run, evolve(after, event)
+            run = after.run or was
             self.events.append(event)
             self.runs.append(run.run if run else 0)
+        self.after = after
 
 
 class SessionLog:
@@ -132,7 +133,7 @@ class SessionLog:
         if change.before is not self.state:
             raise Conflict("The session has moved on; look again.")
         # Stores keep microseconds: what is shown live must equal what is read later.
-        at = round(self._clock.now(), 6)
+        at = round(self._clock.now() * 1_000_000) / 1_000_000
         entries = [Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)]
         answered = not ENDS_DRAFT.isdisjoint(map(type, change.events))
         await self._store.append(

@@ -76,7 +76,7 @@ class Run(Generic[OutputT]):
         log.attach()
         try:
             await log.refresh()
-            await log.until(lambda state: self._is_settled(state))
+            await log.until(self._is_settled)
         finally:
             log.detach()
         return self._result(log.state)
