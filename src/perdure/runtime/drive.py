@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar, assert_never
+from typing import ParamSpec, TypeVar, assert_never
 
 from msgspec.structs import replace
 
@@ -55,6 +55,7 @@ from perdure.runtime.perform_check import check_now
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 STORE_PATIENCE = (0.1, 0.5, 2.0, 5.0)
@@ -136,8 +137,12 @@ class Driver:
                 if await self._release():
                     return
                 continue
-            self._arm()
-            await self._wait()
+            if starts:
+                # What is done at once has landed after this, and nobody has to be woken for it.
+                await asyncio.sleep(0)
+            if not self._stirred:
+                self._arm()
+                await self._wait()
 
     async def _check_early(self, change: Change, starts: list[Flight]) -> None:
         """Checks that are awaited begin before the commit, for nothing lasting happens in them.
@@ -240,7 +245,7 @@ class Driver:
     def _prepare(self, action: EndOperation | VetInput | CompactHistory | EndRun, starts: list[Flight]) -> bool:
         """Work that changes nothing until it lands; the rules ask for it until then."""
         slot = slot_of(action)
-        if slot not in self._flights and not any(slot_of(flight.action) == slot for flight in starts):
+        if slot not in self._flights and not any(flight.slot == slot for flight in starts):
             starts.append(Flight(action))
         return False
 
@@ -269,7 +274,7 @@ class Driver:
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
         try:
-            await self._patiently(partial(self._log.append, change, epoch=self._epoch))
+            await self._patiently(self._log.append, change, epoch=self._epoch)
         except StaleEpoch:
             raise
         except Conflict:
@@ -287,25 +292,24 @@ class Driver:
 
     async def _release(self) -> bool:
         head = self._log.state.seq
-        release = partial(self._world.store.release, self._log.uid, epoch=self._epoch, head=head)
-        released = await self._patiently(release)
+        released = await self._patiently(self._world.store.release, self._log.uid, epoch=self._epoch, head=head)
         if not released:
             await self._patiently(self._log.refresh)
         return released
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, ask: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """A store that is out of order for a while must not cost us what is in flight."""
         for patience in STORE_PATIENCE:
             try:
-                return await ask()
+                return await ask(*args, **kwargs)
             except StoreError:
                 await sleep(self._world.clock, patience)
-        return await ask()
+        return await ask(*args, **kwargs)
 
     def _launch(self, flight: Flight) -> None:
         if not self._flights:
             self._lap_from = self._world.clock.monotonic()
-        slot = slot_of(flight.action)
+        slot = flight.slot
         self._flights[slot] = flight
         if isinstance(flight.action, RunTool):
             seconds = self._binding.tools[flight.action.name].timeout
@@ -335,11 +339,14 @@ class Driver:
         flight.landed = True
         if flight.timer is not None:
             flight.timer.cancel()
-        del self._flights[slot_of(flight.action)]
-        if isinstance(event, CallEnded | ModelResponded | ModelFailed):
-            now = self._world.clock.monotonic()
-            event = replace(event, seconds=round(now - self._lap_from, 6))
-            self._lap_from = now
+        del self._flights[flight.slot]
+        match event:
+            case CallEnded() | ModelResponded() | ModelFailed():
+                now = self._world.clock.monotonic()
+                event = replace(event, seconds=round(now - self._lap_from, 6))
+                self._lap_from = now
+            case _:
+                pass
         if flight.after or flight.settle is not None or isinstance(event, RunEnded):
             self._note_all(flight.facts(event))
         else:
