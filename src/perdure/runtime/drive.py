@@ -137,8 +137,8 @@ class Driver:
                 if await self._release():
                     return
                 continue
-            if starts:
-                # What is done at once has landed after this, and nobody has to be woken for it.
+            if [flight for flight in starts if type(flight.action) is RunTool]:
+                # A tool that is done at once has landed after this, and nobody has to be woken for it.
                 await asyncio.sleep(0)
             if not self._stirred:
                 self._arm()

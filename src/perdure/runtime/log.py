@@ -50,13 +50,12 @@ class Change:
         self.runs: list[int] = []
 
     def add(self, events: Iterable[Event]) -> None:
-        after = self.after
         for event in events:
-            was, after = after.run, evolve(after, event)
-            run = after.run or was
+            was = self.after.run
+            self.after = evolve(self.after, event)
+            run = self.after.run or was
             self.events.append(event)
             self.runs.append(run.run if run else 0)
-        self.after = after
 
 
 class SessionLog:
