@@ -33,12 +33,12 @@ class HttpModel:
         "_headers",
         "_key",
         "_model",
-        "_name",
         "_owns",
         "_price",
         "_traits",
         "_users",
         "_wire",
+        "name",
     )
 
     def __init__(
@@ -53,7 +53,7 @@ class HttpModel:
         price: Price | None = None,
         window: FindWindow | None = None,
     ) -> None:
-        self._name = name
+        self.name = name
         self._model = model
         self._wire = wire
         self._account = account
@@ -68,11 +68,7 @@ class HttpModel:
         self._headers: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"HttpModel({self._name!r})"
-
-    @property
-    def name(self) -> str:
-        return self._name
+        return f"HttpModel({self.name!r})"
 
     @property
     def traits(self) -> ModelTraits:

@@ -442,10 +442,11 @@ class Driver:
 
     def _arm(self) -> None:
         self._disarm()
-        run = self._log.state.run
-        left = self._time_left(self._log.state)
-        times = [call.pause.expires_at for call in (run.calls if run else ()) if call.pause]
-        times += [queued.at for queued in self._log.state.queue]
+        state = self._log.state
+        left = self._time_left(state)
+        times = [call.pause.expires_at for call in state.run.calls if call.pause] if state.run else []
+        if state.queue:
+            times += [queued.at for queued in state.queue]
         for at in times:
             left = left if at is None else min(left, at - self._world.clock.now())
         if left != float("inf"):
