@@ -5,9 +5,10 @@ Invariant: what is made of a message depends on the message and the options alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
+
+import msgspec
 
 from perdure.core.errors import UsageError
 from perdure.core.messages import (
@@ -52,8 +53,7 @@ from perdure.ports import ModelRequest
 _NOT_SET = ModelSettings()
 
 
-@dataclass(frozen=True, slots=True)
-class ChatWire:
+class ChatWire(msgspec.Struct, frozen=True):
     """Options of a server; as they stand they are OpenAI's.
 
     `output`: how a run's output type is asked for. `tools`: "json" for models that have no tools of their own.
