@@ -168,8 +168,9 @@ class Exchange:
         return retry_after_of(self.headers, time.time())
 
     def close(self) -> None:
-        """Gives the connection back if all was read, and otherwise ends it at once."""
-        self._response.close()
+        """Ends the connection at once, unless all was read: then it has been given back."""
+        if not self._content.at_eof():
+            self._response.close()
 
     async def _receive(self) -> bytes:
         if self._failure is not None:
