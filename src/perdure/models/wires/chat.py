@@ -153,9 +153,11 @@ class ChatWire(msgspec.Struct, frozen=True):
             choice = choice_beside(name, request)
         if tools:
             fields["tools"] = tools
-            fields["tool_choice"] = _choice(choice) if choice else None
-            fields["parallel_tool_calls"] = request.settings.parallel_calls
-        return without_none(fields)
+            if choice:
+                fields["tool_choice"] = _choice(choice)
+            if request.settings.parallel_calls is not None:
+                fields["parallel_tool_calls"] = request.settings.parallel_calls
+        return fields
 
     def _prefix(self, request: ModelRequest, fields: dict[str, JSON]) -> bytes:
         message: dict[str, JSON] = {"role": "assistant", "content": words_of(request.prefix)}
