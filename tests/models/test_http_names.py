@@ -132,6 +132,15 @@ def test_prices_and_windows() -> None:
     assert models.openai_compatible("gpt-5-mini", base_url="http://a").cost(usage) is None
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:8000"])
+def test_a_server_on_this_machine_needs_no_price_list(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "genai_prices.data_snapshot", None)
+    model = models.openai_compatible("m", base_url=f"http://{host}/v1")
+    assert (model.cost(Usage(1, 1)), model.traits.window) == (None, None)
+    with pytest.raises(ImportError):
+        models.openai_compatible("m", base_url="https://elsewhere.example/v1").cost(Usage(1, 1))
+
+
 def test_nothing_is_imported_before_it_is_needed() -> None:
     script = """
 import sys

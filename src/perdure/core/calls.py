@@ -98,6 +98,11 @@ def evolve_call(call: Call, event: CallFact) -> Call:
     match event:
         case CallChecked():
             return _checked(call, event)
+        case CallStarted(effect=effect, on_unknown=on_unknown, attempt=attempt):
+            call = replace(call, status="started", effect=effect, on_unknown=on_unknown, attempts=attempt)
+            return replace(call, child=event.child, granted=event.granted) if event.child else call
+        case CallEnded():
+            return replace(call, status="ended", end=event, pause=None)
         case CallSuspended():
             return replace(
                 call, status="suspended", pause=event, pauses=event.pause, asked_as=event.kind, decision=None
@@ -106,15 +111,10 @@ def evolve_call(call: Call, event: CallFact) -> Call:
             return replace(call, decision=event)
         case CallDecided():
             return _decided(replace(call, decision=event, pause=None), event)
-        case CallStarted(effect=effect, on_unknown=on_unknown, attempt=attempt):
-            call = replace(call, status="started", effect=effect, on_unknown=on_unknown, attempts=attempt)
-            return replace(call, child=event.child, granted=event.granted) if event.child else call
         case CallAdvanced(background=True, operation=name):
             return replace(call, background=name)
         case CallAdvanced(operation=operation, expires_at=expires_at):
             return replace(call, operation=operation, expires_at=expires_at)
-        case CallEnded():
-            return replace(call, status="ended", end=event, pause=None)
         case _:
             assert_never(event)
 

@@ -23,14 +23,17 @@ MAX_NESTING = 256
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NOT_A_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_encoder = msgspec.json.Encoder(order="deterministic")
+_encode = msgspec.json.Encoder(order="deterministic").encode
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def encode_json(value: object) -> bytes:
     """Canonical bytes: sorted keys, no white space, UTF-8."""
     try:
-        return _encode(value)
+        try:
+            return _encode(value)
+        except UnicodeEncodeError:
+            return _encode(_scrub(msgspec.to_builtins(value)))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"A value cannot be written as JSON ({error}); pass plain data.") from None
 
@@ -69,8 +72,11 @@ def canonical(arguments: str) -> bytes:
 
 def digest_of(*parts: bytes | str) -> str:
     """128 bits over the parts, each with its length, as hex."""
-    read = [part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass") for part in parts]
-    return blake2b(b"".join([b"%d:%b" % (len(data), data) for data in read]), digest_size=16).hexdigest()
+    hasher = blake2b(digest_size=16)
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        hasher.update(b"%d:%b" % (len(data), data))
+    return hasher.hexdigest()
 
 
 def _is_nested_deeper(data: bytes, limit: int) -> bool:
@@ -82,13 +88,6 @@ def _is_nested_deeper(data: bytes, limit: int) -> bool:
         if depth > limit:
             return True
     return False
-
-
-def _encode(value: object) -> bytes:
-    try:
-        return _encoder.encode(value)
-    except UnicodeEncodeError:
-        return _encoder.encode(_scrub(msgspec.to_builtins(value)))
 
 
 def _scrub(value: JSON) -> JSON:

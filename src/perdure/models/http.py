@@ -45,12 +45,12 @@ class HttpClient:
         self._used: set[str] = set()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> Exchange:
-        """The answer, as soon as its headers are there."""
+        """The answer, as soon as its headers are there; the names of those that are sent are lower case."""
         clock = _Phases(deadlines)
         route = self._routes.get(url)
         if route is None:
             route = self._routes[url] = find_route(url)
-        sent = {**route.headers, **{name.lower(): value for name, value in headers.items()}}
+        sent = {**route.headers, **headers}
         answer = await self._send(route, sent, body, clock)
         if answer is None:
             answer = await self._send(route, sent, body, clock)
@@ -129,11 +129,14 @@ class Exchange:
         self._failure: ModelError | None = None
         self._size = 0
         self._unpacker: Unpacker | None = None
-        encoding = response.headers.get("Content-Encoding", "").strip().lower()
+        if packed := response.headers.get("Content-Encoding"):
+            self._expect(packed.strip().lower())
+
+    def _expect(self, encoding: str) -> None:
         if encoding in Unpacker.ENCODINGS:
             self._unpacker = Unpacker(encoding, READ)
         elif encoding not in ("", "identity"):
-            self._failure = ModelError(f"{where} answered in an encoding that nobody asked for.", kind="cut")
+            self._failure = ModelError(f"{self.where} answered in an encoding that nobody asked for.", kind="cut")
 
     async def read(self) -> bytes:
         """The next bytes of the body, decompressed, at most READ of them; nothing at its end."""
@@ -165,8 +168,9 @@ class Exchange:
         return retry_after_of(self.headers, time.time())
 
     def close(self) -> None:
-        """Gives the connection back if all was read, and otherwise ends it at once."""
-        self._response.close()
+        """Ends the connection at once, unless all was read: then it has been given back."""
+        if not self._content.at_eof():
+            self._response.close()
 
     async def _receive(self) -> bytes:
         if self._failure is not None:

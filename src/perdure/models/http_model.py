@@ -33,12 +33,12 @@ class HttpModel:
         "_headers",
         "_key",
         "_model",
-        "_name",
         "_owns",
         "_price",
         "_traits",
         "_users",
         "_wire",
+        "name",
     )
 
     def __init__(
@@ -53,7 +53,7 @@ class HttpModel:
         price: Price | None = None,
         window: FindWindow | None = None,
     ) -> None:
-        self._name = name
+        self.name = name
         self._model = model
         self._wire = wire
         self._account = account
@@ -68,11 +68,7 @@ class HttpModel:
         self._headers: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"HttpModel({self._name!r})"
-
-    @property
-    def name(self) -> str:
-        return self._name
+        return f"HttpModel({self.name!r})"
 
     @property
     def traits(self) -> ModelTraits:
@@ -119,7 +115,8 @@ class HttpModel:
         key = account.key(self._key)
         if key != self._key:
             # Another key has another quota.
-            self._key, self._traits, self._headers = key, None, self._wire.headers(key)
+            self._key, self._traits = key, None
+            self._headers = {name.lower(): value for name, value in self._wire.headers(key).items()}
         files = await _load_files(request, self._wire)
         try:
             body = self._wire.to_wire(request, self._model, files)

@@ -71,7 +71,7 @@ def find_proxy(scheme: str, where: str) -> Proxy | None:
     """For a host (and port) that is reached with this scheme."""
     proxies = getproxies()
     found = proxies.get(scheme) or proxies.get("all")
-    if not found or _is_loopback(where) or proxy_bypass(where):
+    if not found or is_loopback(where) or proxy_bypass(where):
         return None
     url, authorization = take_user(found if "://" in found else f"http://{found}")
     if not url.lower().startswith(("http://", "https://")):
@@ -92,7 +92,8 @@ def take_user(url: str) -> tuple[str, str]:
     return f"{scheme}{mark}{host}{slash}{path}", f"Basic {basic}"
 
 
-def _is_loopback(where: str) -> bool:
+def is_loopback(where: str) -> bool:
+    """Whether a host (and port) is this machine."""
     try:
         host = urlsplit(f"//{where}").hostname or ""
         return host == "localhost" or ip_address(host).is_loopback

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from perdure.core.messages import Usage
+from perdure.models.http_route import host_of, is_loopback
 
 Price: TypeAlias = Callable[[Usage], float | None]
 
@@ -65,10 +66,12 @@ def cost_at(rates: tuple[Rate, ...], usage: Usage) -> float | None:
 
 @lru_cache(maxsize=1000)
 def facts_of(provider: str, model: str) -> Facts:
-    """`provider` is a name, or the address of a server."""
+    """`provider` is a name, or the address of a server; those on this machine are in no list, and need not load one."""
+    url = provider if "://" in provider else None
+    if url is not None and is_loopback(host_of(url)):
+        return Facts()
     from genai_prices.data_snapshot import get_snapshot
 
-    url = provider if "://" in provider else None
     name = None if url else PROVIDERS.get(provider, provider)
     try:
         _, found = get_snapshot().find_provider_model(model, None, name, url)

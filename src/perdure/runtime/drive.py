@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar, assert_never
+from typing import ParamSpec, TypeVar, assert_never
 
 from msgspec.structs import replace
 
@@ -62,6 +62,7 @@ from perdure.runtime.perform_check import check_now
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CANCEL_GRACE = 2.0
@@ -154,8 +155,12 @@ class Driver:
                 if await self._release():
                     return True
                 continue
-            self._arm()
-            await self._wait()
+            if [flight for flight in starts if type(flight.action) is RunTool]:
+                # A tool that is done at once has landed after this, and nobody has to be woken for it.
+                await asyncio.sleep(0)
+            if not self._stirred:
+                self._arm()
+                await self._wait()
 
     async def _check_early(self, change: Change, starts: list[Flight]) -> None:
         """Checks that are awaited begin before the commit, for nothing lasting happens in them.
@@ -274,7 +279,7 @@ class Driver:
     def _prepare(self, action: Prepared, starts: list[Flight], state: SessionState | None = None) -> bool:
         """Work that changes nothing until it lands; the rules ask for it until then."""
         slot = slot_of(action)
-        if slot not in self._flights and not any(slot_of(flight.action) == slot for flight in starts):
+        if slot not in self._flights and not any(flight.slot == slot for flight in starts):
             starts.append(Flight(action, state=state))
         return False
 
@@ -306,7 +311,7 @@ class Driver:
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
         try:
-            await self._patiently(partial(self._log.append, change, epoch=self._epoch))
+            await self._patiently(self._log.append, change, epoch=self._epoch)
         except StaleEpoch:
             raise
         except Conflict:
@@ -324,19 +329,18 @@ class Driver:
 
     async def _release(self) -> bool:
         head = self._log.state.seq
-        release = partial(self._world.store.release, self._log.uid, epoch=self._epoch, head=head)
-        released = await self._patiently(release)
+        released = await self._patiently(self._world.store.release, self._log.uid, epoch=self._epoch, head=head)
         if not released:
             await self._patiently(self._log.refresh)
         return released
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(self._world.clock, ask)
+    async def _patiently(self, ask: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await patiently(self._world.clock, ask, *args, **kwargs)
 
     def _launch(self, flight: Flight) -> None:
         if not self._flights:
             self._lap_from = self._world.clock.monotonic()
-        slot = slot_of(flight.action)
+        slot = flight.slot
         self._flights[slot] = flight
         self._desk.sign_at = max(self._desk.sign_at, self._lap_from)
         if isinstance(flight.action, RunTool):
@@ -369,11 +373,14 @@ class Driver:
         flight.landed = True
         if flight.timer is not None:
             flight.timer.cancel()
-        del self._flights[slot_of(flight.action)]
-        if isinstance(event, CallEnded | ModelResponded | ModelFailed):
-            now = self._world.clock.monotonic()
-            event = replace(event, seconds=round(now - self._lap_from, 6))
-            self._lap_from = now
+        del self._flights[flight.slot]
+        match event:
+            case CallEnded() | ModelResponded() | ModelFailed():
+                now = self._world.clock.monotonic()
+                event = replace(event, seconds=round(now - self._lap_from, 6))
+                self._lap_from = now
+            case _:
+                pass
         if flight.after or flight.settle is not None or isinstance(event, RunEnded | InputChanged):
             self._note_all(flight.facts(event))
         else:
@@ -478,10 +485,11 @@ class Driver:
 
     def _arm(self) -> None:
         self._disarm()
-        run = self._log.state.run
-        left = min(self._time_left(self._log.state), self._silence_left(self._log.state))
-        times = [call.pause.expires_at for call in (run.calls if run else ()) if call.pause]
-        times += [queued.at for queued in self._log.state.queue]
+        state = self._log.state
+        left = min(self._time_left(state), self._silence_left(state))
+        times = [call.pause.expires_at for call in state.run.calls if call.pause] if state.run else []
+        if state.queue:
+            times += [queued.at for queued in state.queue]
         for at in times:
             left = left if at is None else min(left, at - self._world.clock.now())
         if left != float("inf"):

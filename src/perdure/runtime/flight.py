@@ -58,7 +58,7 @@ class Flight:
 
     `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
     that it is committed behind. `state` is what a check, or a change of agents, was planned for, or what an input was
-    when it was shown.
+    when it was shown. There is one flight per `slot` at a time.
     """
 
     __slots__ = (
@@ -72,6 +72,7 @@ class Flight:
         "landed",
         "max_tokens",
         "settle",
+        "slot",
         "state",
         "task",
         "timer",
@@ -88,6 +89,7 @@ class Flight:
         state: SessionState | None = None,
     ) -> None:
         self.action = action
+        self.slot = slot_of(action)
         self.state = state
         self.max_tokens = max_tokens
         self.key = key

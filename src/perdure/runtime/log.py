@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ STORE_PATIENCE = (0.1, 0.5, 2.0, 5.0)
 PAGE = 2_000
 ENDS_DRAFT = frozenset((ModelResponded, ModelFailed, RunEnded))
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -41,14 +42,14 @@ def as_kept(event: Event) -> Event:
         raise UsageError(f"{type(event).__name__} cannot hold what it was given: {error}.") from None
 
 
-async def patiently(clock: Clock, ask: Callable[[], Awaitable[T]]) -> T:
+async def patiently(clock: Clock, ask: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """A store that is out of order for a while must not cost us what is in flight."""
     for patience in STORE_PATIENCE:
         try:
-            return await ask()
+            return await ask(*args, **kwargs)
         except StoreError:
             await sleep(clock, patience)
-    return await ask()
+    return await ask(*args, **kwargs)
 
 
 class Change:
@@ -146,7 +147,7 @@ class SessionLog:
         if change.before is not self.state:
             raise Conflict("The session has moved on; look again.")
         # Stores keep microseconds: what is shown live must equal what is read later.
-        at = round(self._clock.now(), 6)
+        at = round(self._clock.now() * 1_000_000) / 1_000_000
         entries = [Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)]
         answered = not ENDS_DRAFT.isdisjoint(map(type, change.events))
         await self._store.append(

@@ -70,7 +70,7 @@ async def call_model(desk: Desk, flight: Flight, action: CallModel) -> Event:
         desk.waste = Waste(usage + came.waste.usage, _cost(came, usage))
         came = replace(came, response=await after_model(desk, flight, request, came.response))
     event = _responded(desk, state, run, came)
-    desk.waste = Waste(event.usage + event.wasted, event.cost_usd)
+    desk.waste = Waste(event.usage + event.wasted if event.wasted.total else event.usage, event.cost_usd)
     return event
 
 

@@ -5,9 +5,10 @@ Invariant: what is made of a message depends on the message and the options alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
+
+import msgspec
 
 from perdure.core.errors import UsageError
 from perdure.core.messages import (
@@ -23,7 +24,7 @@ from perdure.core.messages import (
     ToolResult,
     UserMessage,
 )
-from perdure.core.specs import ToolSpec
+from perdure.core.specs import ModelSettings, ToolSpec
 from perdure.models.wires import json_tools
 from perdure.models.wires.answer import Answer
 from perdure.models.wires.chat_reader import ChatReader
@@ -49,9 +50,10 @@ from perdure.models.wires.output_tool import DESCRIPTION, output_name
 from perdure.models.wires.wire import Failure, Files, Reader, call_id, spoken, with_extra, without_none, write_all
 from perdure.ports import ModelRequest
 
+_NOT_SET = ModelSettings()
 
-@dataclass(frozen=True, slots=True)
-class ChatWire:
+
+class ChatWire(msgspec.Struct, frozen=True):
     """Options of a server; as they stand they are OpenAI's.
 
     `output`: how a run's output type is asked for. `tools`: "json" for models that have no tools of their own.
@@ -116,7 +118,9 @@ class ChatWire:
         return None if request.prefix else output_of(request.output)
 
     def _settings(self, request: ModelRequest) -> dict[str, JSON]:
-        settings = request.settings
+        settings, key = request.settings, self._cache_key(request)
+        if settings == _NOT_SET:
+            return {"prompt_cache_key": key} if key else {}
         return without_none(
             {
                 "temperature": settings.temperature,
@@ -128,7 +132,7 @@ class ChatWire:
                 "presence_penalty": settings.presence_penalty,
                 "frequency_penalty": settings.frequency_penalty,
                 "reasoning_effort": effort_of(settings.thinking),
-                "prompt_cache_key": self._cache_key(request),
+                "prompt_cache_key": key,
             }
         )
 
@@ -149,9 +153,11 @@ class ChatWire:
             choice = choice_beside(name, request)
         if tools:
             fields["tools"] = tools
-            fields["tool_choice"] = _choice(choice) if choice else None
-            fields["parallel_tool_calls"] = request.settings.parallel_calls
-        return without_none(fields)
+            if choice:
+                fields["tool_choice"] = _choice(choice)
+            if request.settings.parallel_calls is not None:
+                fields["parallel_tool_calls"] = request.settings.parallel_calls
+        return fields
 
     def _prefix(self, request: ModelRequest, fields: dict[str, JSON]) -> bytes:
         message: dict[str, JSON] = {"role": "assistant", "content": words_of(request.prefix)}

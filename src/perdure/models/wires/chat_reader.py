@@ -190,8 +190,10 @@ class ChatReader:
                 self._answer.note("data after the end")
             return
         if said is not None:
-            self._take_thinking(said)
-            self._take_content(said.content)
+            if said.reasoning_content or said.reasoning or said.reasoning_details:
+                self._take_thinking(said)
+            if said.content:
+                self._take_content(said.content)
             if said.refusal:
                 self._has_refused = True
                 self._answer.add_text(said.refusal)
@@ -208,11 +210,11 @@ class ChatReader:
         for detail in said.reasoning_details or ():
             _merge(self._details, detail)
 
-    def _take_content(self, content: str | list[dict[str, JSON]] | None) -> None:
+    def _take_content(self, content: str | list[dict[str, JSON]]) -> None:
         if isinstance(content, str):
             self._say(content)
             return
-        for part in content or ():
+        for part in content:
             match part:
                 case {"type": "thinking", "thinking": pieces} if isinstance(pieces, list):
                     # Without a field to send it back in: this server does not want it.

@@ -20,9 +20,11 @@ class Events:
 
     def split(self, data: bytes) -> list[bytes]:
         """The events that these bytes complete; a plain body whenever it might be whole."""
+        body = self._body
+        if self.is_plain is None and not body and data.startswith(b"data:"):
+            self.is_plain = False
         if self.is_plain is False:
             return self._splitter.split(data)
-        body = self._body
         body += data
         if self.is_plain is None:
             start = bytes(body[:64]).removeprefix(BOM).lstrip(_SPACE)

@@ -12,7 +12,7 @@ from perdure.core.codec import decode_json, encode_json
 from perdure.core.messages import JSON, Media, Text
 from perdure.core.specs import Effort
 from perdure.models.wires.output_tool import WRAPPED
-from perdure.models.wires.wire import Files, encode, unshown
+from perdure.models.wires.wire import Files, encode, unshown, without_comma
 from perdure.ports import ModelRequest
 
 NO_PARAMETERS: JSON = {"type": "object", "properties": {}}
@@ -44,11 +44,8 @@ def write(value: JSON) -> bytes:
 
 def compose(name: bytes, items: Iterable[bytes], fields: dict[str, JSON]) -> bytes:
     """A request: the list `name` of what was written before, each with a comma behind it, and the other fields."""
-    pieces = [memoryview(item) for item in items if item]
-    if pieces:
-        pieces[-1] = pieces[-1][:-1]
     # One join, because a long history is large.
-    return b"".join((b'{"', name, b'":[', *pieces, b"],", memoryview(write(fields))[1:]))
+    return b"".join((b'{"', name, b'":[', *without_comma(list(items)), b"],", write(fields)[1:]))
 
 
 def line(item: JSON) -> bytes:

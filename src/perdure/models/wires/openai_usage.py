@@ -29,14 +29,16 @@ def usage_of(value: JSON) -> Usage | None:
     return Usage(read, written, min(cached, read), min(stored, read), min(reasoning, written))
 
 
-def _count(fields: dict[str, JSON], *names: str) -> int | None:
-    for name in names:
-        value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_TOKENS:
-            return value
-    return None
+def _count(fields: dict[str, JSON], name: str, other: str = "") -> int | None:
+    value = fields.get(name)
+    # True is an int too, but no count.
+    if type(value) is int and 0 <= value < MAX_TOKENS:
+        return value
+    return _count(fields, other) if other else None
 
 
-def _details(fields: dict[str, JSON], *names: str) -> dict[str, JSON]:
-    found = next((fields[name] for name in names if isinstance(fields.get(name), dict)), None)
-    return cast(dict[str, JSON], found) if found else {}
+def _details(fields: dict[str, JSON], name: str, other: str) -> dict[str, JSON]:
+    found = fields.get(name)
+    if not isinstance(found, dict):
+        found = fields.get(other)
+    return cast(dict[str, JSON], found) if isinstance(found, dict) else {}

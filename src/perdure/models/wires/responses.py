@@ -5,9 +5,10 @@ Reasoning goes back whole and in its place, encrypted; calls and results are pai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
+
+import msgspec
 
 from perdure.core.messages import (
     JSON,
@@ -57,8 +58,7 @@ from perdure.models.wires.wire import (
 from perdure.ports import ModelRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesWire:
+class ResponsesWire(msgspec.Struct, frozen=True):
     """Options of a server; as they stand they are OpenAI's.
 
     `output`: how a run's output type is asked for. `encrypts`: reasoning is asked for in a form that can be sent back.

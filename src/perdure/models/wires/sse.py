@@ -25,6 +25,10 @@ class EventSplitter:
         rest = self._rest
         if not self._begun:
             data = self._skip_bom(data)
+        if not rest and b"\r" not in data and (end := data.rfind(b"\n\n")) >= 0:
+            # Nearly every read ends with an event: then nothing of it has to be kept.
+            rest += data[end + 2 :]
+            return _data_of_all(data[:end])
         # A CR at the end of what was read may be half of a line end; it waits for its other half.
         searched = max(0, len(rest) - 3)
         rest += data
@@ -38,9 +42,9 @@ class EventSplitter:
             if len(rest) > MAX_EVENT:
                 raise ModelError(f"The model sent an event of more than {MAX_EVENT} bytes.", kind="cut")
             return []
-        blocks = bytes(rest[:end]).split(b"\n\n")
+        blocks = bytes(rest[:end])
         del rest[: end + 2]
-        return [found for block in blocks if (found := _data_of(block)) is not None]
+        return _data_of_all(blocks)
 
     def finish(self) -> list[bytes]:
         """What was left without its blank line when the bytes ended."""
@@ -57,6 +61,10 @@ class EventSplitter:
             return b""
         self._begun = True
         return whole.removeprefix(BOM)
+
+
+def _data_of_all(blocks: bytes) -> list[bytes]:
+    return [found for block in blocks.split(b"\n\n") if (found := _data_of(block)) is not None]
 
 
 def _data_of(block: bytes) -> bytes | None:

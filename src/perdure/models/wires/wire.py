@@ -174,7 +174,7 @@ def with_extra(fields: dict[str, JSON], extra: dict[str, JSON], *, reserved: str
     """The fields with what the settings add: objects are merged, all else replaced. The conversation is not theirs."""
     if reserved in extra:
         raise ValueError(f"extra has {reserved}, which is the conversation")
-    return _merged(fields, extra)
+    return _merged(fields, extra) if extra else fields
 
 
 def _merged(one: dict[str, JSON], other: dict[str, JSON]) -> dict[str, JSON]:
