@@ -485,3 +485,18 @@ async def test_without_a_resolver_only_known_agents_are_swept_for(store: str | S
         await soon(session.run("go"))
         page = await runtime._host.world.store.list(SessionQuery(agent="mars"))  # pyright: ignore[reportPrivateUsage]
         assert [row.owner for row in page.rows] == [None]
+
+
+async def test_leaving_does_not_wait_for_a_resolver() -> None:
+    asked = asyncio.Event()
+
+    async def resolve(name: str) -> Agent[Any] | None:
+        asked.set()
+        await asyncio.Event().wait()
+        return None
+
+    async with Runtime(MemoryStore(), resolve=resolve, model=Told().model) as runtime:
+        hanging = asyncio.ensure_future(runtime.open("mars"))
+        await soon(asked.wait())
+    with pytest.raises(asyncio.CancelledError):
+        await soon(hanging)
