@@ -329,6 +329,21 @@ async def test_files_that_make_no_sense(
     assert str(refused.value).startswith(wrong)
 
 
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"agents": "agents.py:clerk"}, "it is a list; write agents=[…]."),
+        ({"agents": CLERK}, "it is a list; write agents=[…]."),
+        ({"agents": [7]}, "Runtime(agents=[7]): give agents, or FILE.py:NAME."),
+        ({"resolve": {"clerk": CLERK}}, "give a function that finds an agent by its name."),
+    ],
+)
+def test_a_runtime_that_makes_no_sense(options: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Runtime(MemoryStore(), **options)
+    assert str(refused.value).endswith(wrong)
+
+
 async def test_two_agents_of_one_name_are_refused() -> None:
     other = agent("clerk", limits=Limits(turns=1))
     with pytest.raises(UsageError, match="Two agents are named 'clerk'"):
