@@ -46,7 +46,7 @@ from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
-from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Silent, slot_of
+from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
 from perdure.runtime.hook_phases import is_watched
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
 from perdure.runtime.log import Change, SessionLog, patiently
@@ -258,7 +258,7 @@ class Driver:
                 assert_never(action)
         return True
 
-    def _prepare(self, action: Silent, starts: list[Flight], state: SessionState | None = None) -> bool:
+    def _prepare(self, action: Prepared, starts: list[Flight], state: SessionState | None = None) -> bool:
         """Work that changes nothing until it lands; the rules ask for it until then."""
         slot = slot_of(action)
         if slot not in self._flights and not any(slot_of(flight.action) == slot for flight in starts):

@@ -41,7 +41,7 @@ from perdure.runtime.directives import Fact, Late
 Cause = Literal["stop", "timeout"]
 Awaited = CallModel | CheckCall | RunTool | EndOperation | CompactHistory | VetInput | EndRun | SwitchAgent | MakeTools
 """The actions that take their time."""
-Silent = EndOperation | VetInput | CompactHistory | EndRun | SwitchAgent | MakeTools
+Prepared = EndOperation | VetInput | CompactHistory | EndRun | SwitchAgent | MakeTools
 """Those that change nothing until they land."""
 
 MODEL, COMPACTION, VETTING, ENDING, SWITCHING, MAKING = 0, -1, -2, -3, -4, -5
