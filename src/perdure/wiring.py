@@ -117,8 +117,10 @@ class Runtime:
         grace: float = 10.0,
     ) -> None:
         self._store = store
-        self._agents = tuple(agents)
+        self._agents = _checked_agents(agents)
         self._resolve = resolve
+        if resolve is not None and not callable(resolve):
+            raise UsageError(f"Runtime(resolve={resolve!r}): give a function that finds an agent by its name.")
         self._model = model
         self._deps = deps
         self._engine = engine
@@ -363,6 +365,15 @@ async def _enter_deps(deps: Any, stack: AsyncExitStack) -> Any:
     if isinstance(opened, AbstractAsyncContextManager):
         return await stack.enter_async_context(cast(AbstractAsyncContextManager[Any], opened))
     return opened
+
+
+def _checked_agents(agents: Sequence[Agent[Any] | str]) -> tuple[Agent[Any] | str, ...]:
+    if isinstance(agents, str | Agent):
+        raise UsageError(f"Runtime(agents={agents!r}): it is a list; write agents=[…].")
+    for agent in agents:
+        if not isinstance(agent, Agent | str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"Runtime(agents=[{agent!r}]): give agents, or FILE.py:NAME.")
+    return tuple(agents)
 
 
 def _checked_id(id: str | None) -> str | None:

@@ -329,6 +329,21 @@ async def test_files_that_make_no_sense(
     assert str(refused.value).startswith(wrong)
 
 
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"agents": "agents.py:clerk"}, "it is a list; write agents=[…]."),
+        ({"agents": CLERK}, "it is a list; write agents=[…]."),
+        ({"agents": [7]}, "Runtime(agents=[7]): give agents, or FILE.py:NAME."),
+        ({"resolve": {"clerk": CLERK}}, "give a function that finds an agent by its name."),
+    ],
+)
+def test_a_runtime_that_makes_no_sense(options: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Runtime(MemoryStore(), **options)
+    assert str(refused.value).endswith(wrong)
+
+
 async def test_two_agents_of_one_name_are_refused() -> None:
     other = agent("clerk", limits=Limits(turns=1))
     with pytest.raises(UsageError, match="Two agents are named 'clerk'"):
@@ -485,3 +500,18 @@ async def test_without_a_resolver_only_known_agents_are_swept_for(store: str | S
         await soon(session.run("go"))
         page = await runtime._host.world.store.list(SessionQuery(agent="mars"))  # pyright: ignore[reportPrivateUsage]
         assert [row.owner for row in page.rows] == [None]
+
+
+async def test_leaving_does_not_wait_for_a_resolver() -> None:
+    asked = asyncio.Event()
+
+    async def resolve(name: str) -> Agent[Any] | None:
+        asked.set()
+        await asyncio.Event().wait()
+        return None
+
+    async with Runtime(MemoryStore(), resolve=resolve, model=Told().model) as runtime:
+        hanging = asyncio.ensure_future(runtime.open("mars"))
+        await soon(asked.wait())
+    with pytest.raises(asyncio.CancelledError):
+        await soon(hanging)

@@ -83,6 +83,7 @@ class Host:
         if self._engine is not None:
             await self._engine.drain(grace)
             await self.world.store.leave(self._owner)
+        self._roster.close()
         for log in list(self._logs.values()):
             log.close()
 
@@ -445,12 +446,12 @@ class Host:
     async def _sweep(self) -> Sequence[str]:
         now = self.world.clock.now()
         self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
-        found = set(await self.world.store.runnable(list(self._bindings), now=now, limit=AT_ONCE))
+        found = list(await self.world.store.runnable(list(self._bindings), now=now, limit=AT_ONCE))
         if self._roster.resolves:
             # As many more as are left alone, or they would stand in the way of all others.
             anybody = await self.world.store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
-            found |= set(anybody) - self._left_alone.keys()
-        return [*found, *self._dropped.difference(found)]
+            found += [uid for uid in anybody if uid not in self._left_alone]
+        return list(dict.fromkeys([*found, *self._dropped]))
 
     def keep(self, log: SessionLog) -> SessionLog:
         self._logs[log.uid] = log

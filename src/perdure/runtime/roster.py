@@ -57,6 +57,11 @@ class Roster:
             raise UsageError(f"The agent {name!r} is not known here; pass it in agents=[…].")
         return found
 
+    def close(self) -> None:
+        """Nobody waits for the resolver any more."""
+        for asking in self._asking.values():
+            asking.cancel()
+
     async def _look(self, name: str) -> Binding | UsageError | None:
         if name in self.bindings or self._resolve is None:
             return self.bindings.get(name)
