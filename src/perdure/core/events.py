@@ -119,7 +119,8 @@ class InputAccepted(Plain, frozen=True, tag=True):
 class InputChanged(Plain, frozen=True, tag=True):
     """What became of an input that waits: other words, a guardrail's verdict (`vetted`, or `blocked` why), its time.
 
-    `overrides` are what a hook wants for the input's run, in place of those that came with it.
+    `overrides` are what a hook wants for the input's run, in place of those that came with it. `retracted`: no run will
+    take it.
     """
 
     input: int
@@ -129,6 +130,7 @@ class InputChanged(Plain, frozen=True, tag=True):
     due: bool = False
     by: str = ""
     overrides: Overrides | None = None
+    retracted: bool = False
 
 
 class SettingsChanged(Plain, frozen=True, tag=True):

@@ -364,5 +364,5 @@ def _on_run_ended(state: SessionState, event: RunEnded) -> SessionState:
         called=run.called,
         seconds=run.seconds,
     )
-    owed = (*state.owed, *(replace(owed, run=run.run) for owed in run.replies))
+    owed = (*state.owed, *(replace(owed, run=run.run, pays=at == 0) for at, owed in enumerate(run.replies)))
     return replace(drop_pushes(state, run.run), run=None, ended=state.ended.add(summary), owed=owed)

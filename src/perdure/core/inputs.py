@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from perdure.core.errands import owed_for
 from perdure.core.events import InputAccepted, InputChanged
 from perdure.core.history import heard
 from perdure.core.messages import UserMessage
@@ -32,9 +33,12 @@ def queue_input(state: SessionState, event: InputAccepted) -> SessionState:
 
 
 def change_input(state: SessionState, event: InputChanged) -> SessionState:
-    """Other words, a verdict or its time for an input that waits."""
-    if not [queued for queued in state.queue if queued.input == event.input]:
+    """Other words, a verdict, its time or the end for an input that waits."""
+    waiting = next((queued for queued in state.queue if queued.input == event.input), None)
+    if waiting is None:
         return state
+    if event.retracted:
+        return retract_input(state, waiting)
     changed: list[InputAccepted] = []
     for queued in state.queue:
         if queued.input == event.input:
@@ -46,6 +50,23 @@ def change_input(state: SessionState, event: InputChanged) -> SessionState:
     if event.vetted or event.blocked:
         vetted = {**vetted, event.input: event.blocked}
     return replace(state, queue=tuple(changed), vetted=vetted)
+
+
+def retract_input(state: SessionState, queued: InputAccepted) -> SessionState:
+    """No run takes the input any more: nobody hears it, its key is free again, and who waits for its end is told.
+
+    A stop that was meant for the run that it would have started has nothing left to stop.
+    """
+    was_next = queued.input == next((other.input for other in state.queue if other.at is None), 0)
+    return replace(
+        state,
+        queue=tuple(other for other in state.queue if other is not queued),
+        keys=state.keys if queued.key is None else state.keys.without((queued.key,)),
+        taken=state.taken.add(queued.input, 0),
+        vetted={number: reason for number, reason in state.vetted.items() if number != queued.input},
+        early_stop=None if was_next else state.early_stop,
+        owed=(*state.owed, *owed_for(state, (queued.input,))),
+    )
 
 
 def take_inputs(state: SessionState, inputs: tuple[int, ...], run: int) -> SessionState:

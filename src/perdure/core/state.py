@@ -32,11 +32,13 @@ from perdure.core.specs import AgentSpec, Limits, ModelSettings, NextTurn, ToolS
 
 
 class Owed(Plain, frozen=True):
-    """An input whose end somebody waits for; of a run that has ended, its number."""
+    """An input whose end somebody waits for; of a run that has ended, its number. One of a run's `pays` for it."""
 
     input: int
     reply: Reply
     run: int = 0
+    pays: bool = False
+    hops: int = 0
 
 
 class DeadLetter(Plain, frozen=True):
@@ -90,6 +92,7 @@ class RunState(Plain, frozen=True):
     replies: tuple[Owed, ...] = ()
     hops: int = 0
     children: int = 0
+    given: tuple[Limits, ...] = ()
 
 
 class RunSummary(Plain, frozen=True):

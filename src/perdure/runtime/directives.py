@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from perdure.core.accept import accept
 from perdure.core.commands import Command, SendInput, SendMessage, StopRun
-from perdure.core.errors import PerdureError, Refused, UsageError
+from perdure.core.errors import PerdureError, UsageError
 from perdure.core.events import Address, Event, Noted
 from perdure.core.fold import fold
 from perdure.core.messages import JSON, Part
@@ -129,12 +129,8 @@ def sending(wish: Send | StartChild | StopChild, state: SessionState) -> Sending
             parts, artifacts = to_parts(input)
             command = SendMessage(address(to), parts)
         case StartChild(name=name, agent=agent, input=input, limits=limits):
-            granted = grant(state.run, limits) if state.run else limits
-            parts, artifacts = to_parts(input)
-            command = SendMessage(Address("child", given_text(name, "A child's name")), parts, agent, granted)
-            depth = granted.depth if granted else None
-            if depth is not None and depth < 0:
-                raise Refused("Sub-agents may not be nested deeper than this.")
+            parts, artifacts = to_parts(given_text(input, "A child's task"))
+            command = SendMessage(Address("child", given_text(name, "A child's name")), parts, agent, limits)
         case StopChild(name=name):
             command, artifacts = SendMessage(Address("child", given_text(name, "A child's name"))), {}
     accept(state, command)
@@ -178,7 +174,15 @@ def sent(wish: Scheduled, by: str, now: float) -> Late:
 
 
 def dispatched(wish: Sending, by: str) -> Late:
-    return _commanded(replace(wish.command, by=by))
+    """A child that goes its own way takes its share of what the run has left with it."""
+    command = replace(wish.command, by=by)
+
+    def late(state: SessionState) -> Iterable[Event]:
+        is_given = bool(command.agent) and state.run is not None
+        limits = grant(state.run, command.limits, beside=True) if is_given and state.run else command.limits
+        return accepted(state, replace(command, limits=limits))
+
+    return late
 
 
 def accepted(state: SessionState, command: Command) -> tuple[Event, ...]:

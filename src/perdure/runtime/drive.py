@@ -272,7 +272,7 @@ class Driver:
             change.add(accept(state, StopRun("seconds")))
         elif run is not None and self._silence_left(state) <= 0:
             change.add(accept(state, StopRun("silence")))
-        calls = run.calls if run is not None else ()
+        calls = (*run.calls, *run.background) if run is not None else ()
         if [call for call in calls if call.pause and call.pause.expires_at is not None] or state.queue:
             change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
 
@@ -463,7 +463,7 @@ class Driver:
         self._disarm()
         run = self._log.state.run
         left = min(self._time_left(self._log.state), self._silence_left(self._log.state))
-        times = [call.pause.expires_at for call in (run.calls if run else ()) if call.pause]
+        times = [call.pause.expires_at for call in ((*run.calls, *run.background) if run else ()) if call.pause]
         times += [queued.at for queued in self._log.state.queue]
         for at in times:
             left = left if at is None else min(left, at - self._world.clock.now())

@@ -42,6 +42,11 @@ class SubAgent(msgspec.Struct, frozen=True, eq=False):
             raise UsageError(f"{label}(child={self.child!r}): take 'new', 'kept' or 'named'.")
         if self.orphan not in get_args(OrphanPolicy):
             raise UsageError(f"{label}(orphan={self.orphan!r}): take 'end' or 'finish'.")
+        if self.limits is not None and not isinstance(self.limits, Limits):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+            raise UsageError(f"{label}(limits={self.limits!r}): give Limits(…), or None.")
+        for name in ("hooks", "tools"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{label}({name}={getattr(self, name)!r}): True gives the child the parent's too.")
 
     def uid(self, parent: str, tool: str, call: int, name: str) -> str:
         """Where a call's child lives: the same place after a crash, and for a kept one at the next call."""
