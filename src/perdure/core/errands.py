@@ -70,6 +70,10 @@ def accept_end(state: SessionState, command: EndChild) -> tuple[Event, ...]:
         return ()
     if call.status == "recalled" and ended.outcome == "cancelled":
         ended = replace(ended, outcome="timeout", parts=(Text(f"{call.name} did not finish in time."),))
+    most = call.granted.calls if call.granted else None
+    if ended.spent is not None and most is not None and ended.spent.calls > most:
+        # What a child asked for beyond its limit was never started.
+        ended = replace(ended, spent=replace(ended.spent, calls=most))
     return (ended,)
 
 
