@@ -29,7 +29,7 @@ async def follow_family(
     without children costs no more than its own stream.
     """
     await log.refresh()
-    family = _Family(sessions, store, log, since)
+    family = _Family(sessions, store, log, after, since)
     async with aclosing(follow(log, store, after)) as items:
         first: Item | None = None
         if not family.has_children:
@@ -48,11 +48,12 @@ async def follow_family(
 class _Family:
     """The children of one stream; each is followed by a task of its own."""
 
-    def __init__(self, sessions: Sessions, store: Store, log: SessionLog, since: int | None) -> None:
+    def __init__(self, sessions: Sessions, store: Store, log: SessionLog, after: int, since: int | None) -> None:
         self._sessions = sessions
         self._store = store
         self._log = log
-        self._begun = log.state.seq if since is None else since
+        self._after, self._head = after, log.state.seq
+        self._begun = self._head if since is None else since
         run = log.state.run
         calls = [call for call in (*run.calls, *run.background) if call.child] if run else []
         self._open = {call.ordinal: call.child for call in calls if call.status != "ended"}
@@ -69,8 +70,8 @@ class _Family:
         return isinstance(item, Record) and item.seq > self._begun and bool(_child_of(item))
 
     async def mix(self, items: AsyncIterator[Item], first: Item | None) -> AsyncGenerator[Item]:
-        for call in self._away:
-            self._start(call)
+        if self._after >= self._head:
+            self._start_away()
         main = asyncio.ensure_future(self._pump(items, first))
         try:
             while (item := await self._queue.get()) is not None:
@@ -103,6 +104,14 @@ class _Family:
             case _:
                 pass
         await self._queue.put(item)
+        if isinstance(item, Record) and item.seq == self._head:
+            self._start_away()
+
+    def _start_away(self) -> None:
+        """Those that were at work when the stream began come behind its past."""
+        for call in self._away:
+            if call in self._open:
+                self._start(call)
 
     def _start(self, call: int) -> None:
         if call not in self._pumps:

@@ -88,13 +88,11 @@ async def start_child(desk: Desk, flight: Flight, action: RunTool, values: dict[
 def unless_ended(event: Event, state: SessionState) -> Iterable[Event]:
     """The fact about a call, unless its child was faster to say how it ended."""
     assert isinstance(event, CallSuspended | CallEnded)
-    call = find_call(state.run, event.call)
-    return () if call is None or call.status == "ended" else (event,)
+    return () if is_over(state, event.call) else (event,)
 
 
-async def recall_child(desk: Desk, flight: Flight, action: RecallChild) -> Event:
+async def recall_child(desk: Desk, action: RecallChild) -> Event:
     """Ends the child's session and waits for its word; of a child that does not answer in time nobody knows."""
-    flight.settle = unless_ended
     tool = desk.binding.tools.get(action.name)
     sub = tool.sub_agent if tool is not None else None
     reply = Reply(desk.log.uid, action.call)
@@ -120,12 +118,14 @@ async def recall_child(desk: Desk, flight: Flight, action: RecallChild) -> Event
     return CallEnded(action.call, "unknown", (Text(text),), in_doubt=True, spent=spent)
 
 
-async def _until_ended(desk: Desk, ordinal: int) -> None:
-    def is_ended(state: SessionState) -> bool:
-        call = find_call(state.run, ordinal)
-        return call is None or call.status == "ended"
+def is_over(state: SessionState, ordinal: int) -> bool:
+    """Whether nobody waits for the call any more."""
+    call = find_call(state.run, ordinal)
+    return call is None or call.status == "ended"
 
-    await desk.log.until(is_ended)
+
+async def _until_ended(desk: Desk, ordinal: int) -> None:
+    await desk.log.until(lambda state: is_over(state, ordinal))
 
 
 async def report_end(desk: Desk, action: ReportEnd) -> MessageSettled:

@@ -137,8 +137,10 @@ async def _adopt(part: Part, store: Store, clock: Clock) -> str:
 
 def _renamed(event: Event, agent: str) -> Event:
     match event:
-        case SessionOpened():
-            return msgspec.structs.replace(event, agent=agent)
+        case SessionOpened(origin=origin):
+            # A sub-agent's parent is not there; whom it would tell, nobody asks.
+            is_child = origin is not None and bool(origin.agents)
+            return msgspec.structs.replace(event, agent=agent, origin=None if is_child else origin)
         case AgentPinned(spec=spec):
             return msgspec.structs.replace(event, spec=msgspec.structs.replace(spec, name=agent))
         case _:
