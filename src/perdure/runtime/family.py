@@ -72,13 +72,12 @@ async def until_still(sessions: Sessions, log: SessionLog, is_over: Callable[[Se
 
 async def _all_still(sessions: Sessions, log: SessionLog, seq: int, watched: dict[str, asyncio.Task[None]]) -> bool:
     """Waits for the next thing to happen; True if all children stand still, now and at once."""
-    moved = log.until(lambda state: state.seq > seq)
-    try:
-        await asyncio.wait(
-            {moved, *(task for task in watched.values() if not task.done())}, return_when="FIRST_COMPLETED"
-        )
-    finally:
-        moved.cancel()
+    if working := [task for task in watched.values() if not task.done()]:
+        moved = log.until(lambda state: state.seq > seq)
+        try:
+            await asyncio.wait({moved, *working}, return_when="FIRST_COMPLETED")
+        finally:
+            moved.cancel()
     if log.state.seq > seq or not all(task.done() for task in watched.values()):
         return False
     for uid, task in list(watched.items()):
