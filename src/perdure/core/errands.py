@@ -1,6 +1,6 @@
 """What sessions have for each other: the ends of inputs that somebody waits for, and messages; kept until delivered.
 
-Rule 1: messages to one address go one after the other, in the order in which they were sent. Rule 2: whatever comes
+Rule 1: what goes to one address goes one after the other, in the order in which it was said. Rule 2: whatever comes
 twice counts once: an end by its call, a message by its number.
 """
 
@@ -22,15 +22,20 @@ MAX_HOPS = 100
 def owed_for(state: SessionState, inputs: tuple[int, ...]) -> tuple[Owed, ...]:
     """The inputs among these, which still wait, whose end somebody wants to hear of."""
     wanted = [queued for queued in state.queue if queued.input in inputs]
-    return tuple(Owed(queued.input, queued.reply, hops=queued.hops) for queued in wanted if queued.reply is not None)
+    made = [(queued, queued.reply) for queued in wanted if queued.reply is not None]
+    return tuple(Owed(queued.input, reply, hops=queued.hops, after=state.messages) for queued, reply in made)
 
 
 def errands(state: SessionState) -> tuple[Action, ...]:
-    """Everything that can be brought now."""
-    reports = [ReportEnd(owed.input) for owed in state.owed]
+    """Everything that can be brought now. Ends and what was said before or after them keep their order, too."""
+    said = [sent.message for sent in state.outbox if sent.to.kind == "parent"]
+    ready = [owed for owed in state.owed if not any(number <= owed.after for number in said)]
+    news = [owed for owed in ready if not owed.reply.call][:1]
+    reports = [ReportEnd(owed.input) for owed in (*(owed for owed in ready if owed.reply.call), *news)]
     first: dict[Address, int] = {}
-    for message in state.outbox:
-        first.setdefault(message.to, message.message)
+    for sent in state.outbox:
+        if sent.to.kind != "parent" or not any(owed.after < sent.message for owed in state.owed):
+            first.setdefault(sent.to, sent.message)
     return (*reports, *(DeliverMessage(number) for number in first.values()))
 
 

@@ -364,5 +364,7 @@ def _on_run_ended(state: SessionState, event: RunEnded) -> SessionState:
         called=run.called,
         seconds=run.seconds,
     )
-    owed = (*state.owed, *(replace(owed, run=run.run, pays=at == 0) for at, owed in enumerate(run.replies)))
+    last = state.messages
+    ended = [replace(owed, run=run.run, pays=at == 0, after=last) for at, owed in enumerate(run.replies)]
+    owed = (*state.owed, *ended)
     return replace(drop_pushes(state, run.run), run=None, ended=state.ended.add(summary), owed=owed)

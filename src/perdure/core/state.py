@@ -32,13 +32,17 @@ from perdure.core.specs import AgentSpec, Limits, ModelSettings, NextTurn, ToolS
 
 
 class Owed(Plain, frozen=True):
-    """An input whose end somebody waits for; of a run that has ended, its number. One of a run's `pays` for it."""
+    """An input whose end somebody waits for; of a run that has ended, its number. One of a run's `pays` for it.
+
+    `after`: the last message that was sent before the end.
+    """
 
     input: int
     reply: Reply
     run: int = 0
     pays: bool = False
     hops: int = 0
+    after: int = 0
 
 
 class DeadLetter(Plain, frozen=True):

@@ -19,7 +19,7 @@ from perdure.core.fold import fold
 from perdure.core.messages import JSON, Part
 from perdure.core.specs import Limits
 from perdure.core.state import SessionState, has_due_input
-from perdure.runtime.given import given_text
+from perdure.runtime.given import given_name, given_text
 from perdure.runtime.limits import grant
 from perdure.runtime.media import Input, clean_text, to_parts
 from perdure.runtime.plain import to_plain
@@ -130,16 +130,22 @@ def sending(wish: Send | StartChild | StopChild, state: SessionState) -> Sending
             command = SendMessage(address(to), parts)
         case StartChild(name=name, agent=agent, input=input, limits=limits):
             parts, artifacts = to_parts(given_text(input, "A child's task"))
-            command = SendMessage(Address("child", given_text(name, "A child's name")), parts, agent, limits)
+            command = SendMessage(_child(name), parts, given_name(agent, "A child's agent"), limits)
         case StopChild(name=name):
-            command, artifacts = SendMessage(Address("child", given_text(name, "A child's name"))), {}
+            command, artifacts = SendMessage(_child(name)), {}
     accept(state, command)
     return Sending(command, artifacts)
 
 
+def _child(name: str) -> Address:
+    return Address("child", given_name(name, "A child's name"))
+
+
 def address(to: str) -> Address:
     """Whom the words name: the parent, a child, or a session by its id."""
-    to = given_text(to, "An address")
+    to = given_text(to, "An address").strip()
+    if not to:
+        raise UsageError("The address is empty; take 'parent', 'child NAME' or a session's id.")
     kind, _, name = to.partition(" ")
     if to == "parent":
         return Address("parent")

@@ -222,7 +222,7 @@ async def _bring(desk: Desk, state: SessionState, sent: MessageSent) -> None:
     named = child_uid(state.uid, sent.to.name)
     if not sent.parts:
         if not await post.stop(named, StopRun("cancel", f"session {state.id}")):
-            raise NotFound(f"Session {state.id!r} has no child {sent.to.name!r}.")
+            raise NotFound(f"Session {state.id!r} has no child {sent.to.name!r}; there is nothing to stop.")
         return
     if sent.agent:
         above = state.origin.agents if state.origin else ()
@@ -231,15 +231,19 @@ async def _bring(desk: Desk, state: SessionState, sent: MessageSent) -> None:
         command = _input(state, sent, sent.parts, Reply(state.uid))
         await post.start(state, Birth(named, sent.agent, origin, sent.to.name), command)
         return
+    head = Text(f"[message of {state.agent}, session {state.id}]")
+    command = _input(state, sent, (head, *sent.parts), None)
     match sent.to.kind:
         case "parent":
-            target = state.origin.session if state.origin else ""
+            target, gone = state.origin.session if state.origin else "", f"The parent of session {state.id!r} is gone."
         case "child":
-            target = named
+            target, gone = named, f"Session {state.id!r} has no child {sent.to.name!r}; start it first."
         case "session":
-            target = await post.find(sent.to.name, state.tenant)
-    head = Text(f"[message of {state.agent}, session {state.id}]")
-    await post.send(target, _input(state, sent, (head, *sent.parts), None), state.uid)
+            target, gone = await post.find(sent.to.name, state.tenant), f"Session {sent.to.name!r} is gone."
+    try:
+        await post.send(target, command, state.uid)
+    except NotFound:
+        raise NotFound(gone) from None
 
 
 def _input(state: SessionState, sent: MessageSent, parts: tuple[Part, ...], reply: Reply | None) -> SendInput:
