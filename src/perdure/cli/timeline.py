@@ -52,6 +52,7 @@ from perdure.core.events import (
     RunResumed,
     RunStarted,
     SessionOpened,
+    Spent,
     StopRequested,
 )
 from perdure.core.messages import ToolCall, Usage
@@ -231,6 +232,7 @@ class Timeline:
             case CallEnded(call=call, outcome=outcome, parts=parts):
                 self._screen.end(f"call {call}")
                 self._settled(call, record.at)
+                self._run.add_spent(record.event.spent)
                 mark, style = OUTCOME_STYLES[outcome]
                 result = shorten(show_parts(parts), self._room(2))
                 said = result if outcome == "ok" else f"{outcome}: {result}"
@@ -241,8 +243,9 @@ class Timeline:
                 pass
 
     def _show_pause(self, record: Record, event: CallSuspended) -> None:
-        self._suspended[event.call] = record.at
-        self._run.wait_from(record.at)
+        if event.kind != "child":
+            self._suspended[event.call] = record.at
+            self._run.wait_from(record.at)
         if event.kind == "question" and event.prompt and event.pause == 1:
             # Its prompt says all that is in the arguments, and says it for people; behind an approval it is that one's.
             self._questions.add(event.call)
@@ -331,6 +334,13 @@ class Totals:
         self.is_priced = True
         self.waited = 0.0
         self._waiting_since: float | None = None
+
+    def add_spent(self, spent: Spent | None) -> None:
+        """What a sub-agent has used is the run's."""
+        if spent is not None:
+            self.usage += spent.usage
+            self.cost_usd += spent.cost_usd or 0.0
+            self.is_priced = self.is_priced and spent.cost_usd is not None
 
     def wait_from(self, at: float) -> None:
         if self._waiting_since is None:
