@@ -1,4 +1,4 @@
-"""Sub-agents at the command line: what they wait for is asked, what they used is counted, and who they are is listed."""
+"""Sub-agents at the command line: what they wait for is asked, what they used counted, who they are listed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ def test_a_run_with_sub_agents(perdure: Command) -> None:
     assert "mid works on it in session s.mid-1" in shown
     assert "completed · 2 turns · 90 tokens" in shown
     waiting = perdure("run", "go", "--agent", "family.py:top", "--session", "t", code=3)
-    assert "pay" in waiting
+    assert "waiting for 1 decision" in waiting
     listed = perdure("pending")
     assert "session t.mid-1.leaf-1" in listed
     decision = next(line for line in listed.splitlines() if "perdure decide" in line).split()[2]
-    perdure("decide", decision, "approve")
+    assert "perdure resume t --agent" in perdure("decide", decision, "approve")
+    alone = perdure.call("resume", "t.mid-1.leaf-1", "--agent", "family.py:leaf", code=2).stderr
+    assert "keeps to the policy of the agent 'top'" in alone
     assert "completed" in perdure("resume", "t", "--agent", "family.py:top")
+    assert "session t.mid-1 · agent mid, below top" in perdure("sessions", "show", "t.mid-1")

@@ -14,11 +14,11 @@ from perdure.core.fold import fold
 from perdure.core.transcript import transcript
 from perdure.events import CallDecided, CallEnded, CallSuspended, FromChild, RunEnded
 from perdure.ports import Item, Store
-from perdure.testing import Reply, ScriptedModel, call, check_replay, replay
+from perdure.testing import ManualClock, Reply, ScriptedModel, call, check_replay, replay
 from perdure.testing.replay import show_differences
-from perdure.tools import ask_user
+from perdure.tools import ask_user, send_message
 from tests.runtime.kin import Gate, agent, born, child, end, row
-from tests.runtime.scenes import collect, crashing, events, seen, soon, told, until
+from tests.runtime.scenes import collect, crashing, events, seen, soon, told, turned, until
 
 
 @tool(ask=True)
@@ -227,6 +227,28 @@ async def test_on_pending_answers_for_the_whole_tree(memory: Store) -> None:
         assert sorted(asked) == ["s", "s.leaf-1", "s.leaf-2"]
 
 
+async def test_who_waits_hears_when_all_of_the_tree_stands_still(memory: Store) -> None:
+    """One child waits for a person long before the other one has ended."""
+    gate = Gate()
+    slow = agent("slow", call("wait", what="x"), "slow is done", tools=[gate.tool()])
+    top = agent("top", [call("leaf", input="a"), call("slow", input="b")], "ok", tools=[payer(), slow])
+    async with Runtime(memory, agents=[top]) as runtime:
+        session = await runtime.open(top)
+        waiting = asyncio.ensure_future(_result(await session.start("go")))
+        await until(lambda: gate.inside == 1)
+        while not await session.pending():
+            await asyncio.sleep(0.002)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        gate.open.set()
+        assert [item.tool for item in (await soon(waiting)).pending] == ["pay"]
+
+
+async def _result(run: Any) -> Any:
+    return await run
+
+
 async def test_questions_of_several_children_are_answered_at_once(memory: Store) -> None:
     leaf = agent("leaf", call("ask_user", questions=[{"question": "How many?"}]), "thanks", tools=[ask_user()])
     top = agent("top", [call("leaf", input="a"), call("leaf", input="b")], "ok", tools=[leaf])
@@ -332,6 +354,35 @@ async def test_a_tree_of_two_processes(tmp_path: Path) -> None:
         assert (await end(session))[0] == "completed"
 
 
+async def test_two_workers_share_a_tree(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'x.db'}"
+    leaf = agent("leaf", call("pay", order="7"), "leaf is done", tools=[pay])
+    top = agent("top", [call("leaf", input=str(n)) for n in range(4)], "ok", tools=[leaf])
+    async with Runtime(url, agents=[top]) as one, Runtime(url, agents=[top]) as two:
+        session = await one.open(top, id="s")
+        run = await session.start("go")
+        pending = (await soon(run)).pending
+        assert len(pending) == 4
+        there = await two.session("s")
+        for number, item in enumerate(pending):
+            await (there if number % 2 else session).decide(item.id, "approve")
+        assert (await soon(run)).output == "ok"
+        assert await told(session) == [("leaf", "ok", "leaf is done")] * 4
+
+
+async def test_another_process_cancels_the_tree(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'x.db'}"
+    gate = Gate()
+    top = row("top", "mid", last=agent("leaf", call("wait", what="x"), "ok", tools=[gate.tool()]))
+    async with Runtime(url, agents=[top]) as runtime, Runtime(url, engine=None) as other:
+        session = await runtime.open(top, id="s")
+        run = await session.start("go")
+        await until(lambda: gate.inside == 1)
+        await (await other.session("s")).cancel(by="ops")
+        assert (await soon(run)).reason == "cancelled"
+        assert gate.cancelled == ["x"]
+
+
 # Replays and exports
 
 
@@ -355,6 +406,35 @@ async def test_a_parents_log_is_replayed_without_its_children(memory: Store, tmp
     assert done.turns == 3
     changed = Agent(name="top", model=ScriptedModel(["x"]), tools=[leaf], instructions="Other.")
     assert (await soon(replay(records, changed))).records
+
+
+async def test_a_cancelled_and_a_late_child_are_replayed(memory: Store) -> None:
+    clock, gate = ManualClock(), Gate()
+    leaf = agent("leaf", call("wait", what="x"), "done", tools=[gate.tool()])
+    tools = [leaf.as_tool(timeout=30), leaf.as_tool(name="aside", background=True, timeout=40), send_message()]
+    top = agent(
+        "top",
+        [call("leaf", input="a"), call("aside", input="b"), call("send_message", to="nobody", text="x")],
+        "wait",
+        "news",
+        call("leaf", input="c"),
+        tools=tools,
+    )
+    async with Runtime(memory, agents=[top], clock=clock) as runtime:
+        session = await runtime.open(top, id="s")
+        await session.start("go")
+        await until(lambda: gate.inside == 2)
+        await turned(clock, lambda: len(session.state.ended) == 1, step=5)
+        run = await session.start("again")
+        await until(lambda: gate.inside == 1)
+        await seen(session, CallSuspended, 3)
+        await session.cancel()
+        await turned(clock, lambda: len(session.state.ended) == 2)
+        assert (await soon(run)).reason == "cancelled"
+        records = await session.records()
+    assert [event.outcome for event in [r.event for r in records] if isinstance(event, CallEnded)].count("timeout") == 2
+    done = await soon(replay(records, top))
+    assert done.identical, show_differences(done.differences)
 
 
 async def test_the_fold_of_a_parents_log_is_its_state(memory: Store) -> None:

@@ -377,6 +377,8 @@ async def test_a_child_is_left_alone_where_an_ancestors_policy_is_not_known(tmp_
         below = await runtime.session("s.leaf-1")
         await below.decide(pending.id, "approve")
         assert await events(below, CallEnded) == []
+        with pytest.raises(UsageError, match="keeps to the policy of the agent 'top'"):
+            await below.run("now you")
     async with Runtime(url, agents=[top]) as runtime:
         session = await runtime.session("s")
         assert (await soon(session.resume())).output == "ok"

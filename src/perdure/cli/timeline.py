@@ -135,6 +135,8 @@ class Timeline:
         match record.event:
             case SessionOpened(id=id, agent=agent, origin=None):
                 self._line(record, "◆", f"session {id} · agent {agent}", "bold")
+            case SessionOpened(id=id, agent=agent, origin=origin) if origin and origin.agents:
+                self._line(record, "◆", f"session {id} · agent {agent}, below {' · '.join(origin.agents)}", "bold")
             case SessionOpened(id=id, origin=origin) if origin:
                 self._line(record, "◆", f"forked at record {origin.seq}: from here on it is session {id}", "bold")
             case AgentPinned():

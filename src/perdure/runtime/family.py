@@ -89,7 +89,10 @@ async def _all_still(sessions: Sessions, log: SessionLog, seq: int, watched: dic
 
 async def _child_still(sessions: Sessions, uid: str) -> None:
     with suppress(NotFound):
-        await until_still(sessions, await sessions.load(uid), lambda state: False)
+        log = await sessions.load(uid)
+        # Its work may have been left by a process that died, and who waits here may drive nothing else.
+        sessions.submit(uid)
+        await until_still(sessions, log, lambda state: False)
 
 
 async def _is_still(sessions: Sessions, uid: str) -> bool:

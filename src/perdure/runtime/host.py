@@ -131,6 +131,11 @@ class Host:
             check_data(binding, log.state.id, log.state.data)
         elif self._engine is not None:
             raise UsageError(f"The agent {name!r} is not known here; pass it in agents=[…].")
+        if self._engine is not None and self._post.policies_above(log.state) is None:
+            first = log.state.origin.agents[0] if log.state.origin else ""
+            raise UsageError(
+                f"Session {log.state.id!r} keeps to the policy of the agent {first!r}; pass that one, too."
+            )
 
     async def open(
         self,
