@@ -305,6 +305,15 @@ async def test_another_process_may_bring_it(tmp_path: Path) -> None:
         assert await heard(ear) == ["from outside"]
 
 
+async def test_a_session_may_write_to_itself(memory: Store) -> None:
+    one = teller(("s", "remember this"), more=("sent", "I remember."))
+    async with Runtime(memory, agents=[one]) as runtime:
+        session = await runtime.open(one, id="s")
+        await soon(session.run("go"))
+        await until(lambda: session.state.messages and _is_idle(session))
+        assert await heard(session) == ["remember this"]
+
+
 # What makes no sense
 
 

@@ -503,6 +503,38 @@ async def test_deleting_a_parent_ends_what_waits_for_a_kept_child(memory: Store)
         assert [row.id async for row in runtime.sessions(children=True)] == []
 
 
+async def test_deleting_a_child_is_told_to_who_waits_for_it(store: str | Store) -> None:
+    leaf = agent("leaf", call("pay", order="7"), "ok", tools=[pay])
+    top = row("top", "mid", last=leaf)
+    async with Runtime(store, agents=[top]) as runtime:
+        session = await runtime.open(top)
+        run = await session.start("go")
+        (pending,) = (await soon(run)).pending
+        await (await runtime.session(pending.session)).delete()
+        result = await soon(run)
+        assert (result.output, result.usage.total) == ("top is done", 15 * 5)
+        mid = await child(runtime, session)
+        ((_, said_outcome, text),) = await told(mid)
+        assert said_outcome == "unknown"
+        assert text == "The session of leaf was deleted; it is not known what it has done until then."
+        assert (await events(mid, CallEnded))[0].in_doubt
+
+
+async def test_a_kept_child_that_was_deleted_begins_anew(store: str | Store) -> None:
+    leaf = agent("leaf", "one", "two")
+    top = agent("top", call("leaf", input="a"), "ok", call("leaf", input="b"), "ok")
+    top = Agent(name="top", model=top.model, tools=[leaf.as_tool(child="kept")])
+    async with Runtime(store, agents=[top]) as runtime:
+        session = await runtime.open(top, id="s")
+        await soon(session.run("go"))
+        below = await child(runtime, session)
+        await until(lambda: not below.state.owed)
+        await below.delete()
+        await soon(session.run("go"))
+        assert [text for _, _, text in await told(session)] == ["one", "one"]
+        assert await said(await child(runtime, session)) == ["b"]
+
+
 # Back, and aside
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from perdure.core.commands import StopRun
+from perdure.core.commands import EndChild, StopRun
 from perdure.core.errors import NotFound, Refused
 from perdure.core.events import MessageSent
 from perdure.core.messages import Usage
@@ -22,8 +22,8 @@ from perdure.runtime.directives import Send, sending
 from perdure.runtime.log import SessionLog
 from perdure.runtime.media import Input
 from perdure.runtime.post import Sessions
-from perdure.runtime.spending import spent_below
-from perdure.runtime.subagents import PARENT
+from perdure.runtime.spending import spent_below, spent_on
+from perdure.runtime.subagents import PARENT, end_deleted
 
 END_PATIENCE = 5.0
 GONE = "its parent was deleted"
@@ -183,6 +183,16 @@ async def remove_children(house: Household, clock: Clock, rows: list[SessionRow]
             log.detach()
         with suppress(NotFound, Refused):
             await house.delete(log)
+
+
+async def tell_deleted(sessions: Sessions, state: SessionState) -> None:
+    """Who waits for a session that was deleted hears of it."""
+    owed = (*(state.run.replies if state.run else ()), *state.owed, *(item for item in state.queue if item.reply))
+    for reply in [item.reply for item in owed]:
+        if reply is not None and reply.call:
+            ended = end_deleted(reply.call, state.agent, spent_on(state, reply))
+            with suppress(NotFound):
+                await sessions.request(await sessions.load(reply.session), EndChild(state.uid, ended))
 
 
 async def _until_idle(log: SessionLog) -> None:

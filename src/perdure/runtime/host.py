@@ -29,7 +29,7 @@ from perdure.runtime.agent import Agent, Binding, bind
 from perdure.runtime.desk import Desk
 from perdure.runtime.directives import Fact, in_turn
 from perdure.runtime.drive import Driver
-from perdure.runtime.family import children_of, remove_children
+from perdure.runtime.family import children_of, remove_children, tell_deleted
 from perdure.runtime.given import given_plain
 from perdure.runtime.log import Change, SessionLog, as_kept
 from perdure.runtime.observers import tell_session_end
@@ -376,7 +376,10 @@ class Host:
     async def delete(self, log: SessionLog) -> None:
         """Forgets the session and its children; those that still work are ended first."""
         children = await children_of(self, log.uid)
+        await log.refresh()
         await self._delete(log)
+        if log.state.origin is not None:
+            await tell_deleted(self, log.state)
         if children:
             await remove_children(self, self.world.clock, children)
 

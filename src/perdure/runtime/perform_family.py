@@ -37,7 +37,7 @@ from perdure.runtime.limits import narrowed
 from perdure.runtime.mail import Birth, Mail
 from perdure.runtime.media import Artifacts
 from perdure.runtime.spill import spill
-from perdure.runtime.subagents import child_uid
+from perdure.runtime.subagents import child_uid, end_deleted
 
 CHILD_GRACE = 4.0
 """A child that is cancelled gives its own tools two seconds."""
@@ -103,7 +103,7 @@ async def recall_child(desk: Desk, action: RecallChild) -> Event:
     cause = "stop" if action.cause == "stop" else "cancel"
     by = f"session {desk.log.state.id}"
     if not await _post(desk).stop(action.child, StopRun(cause, by, reply)):
-        return CallEnded(action.call, "cancelled", (Text(f"{action.name} was ended before it began."),))
+        return _never_began(desk, action)
     ended = _until_ended(desk, action.call)
     if cause == "stop":
         await ended
@@ -116,6 +116,14 @@ async def recall_child(desk: Desk, action: RecallChild) -> Event:
         return CallEnded(action.call, "timeout", (Text(text),), in_doubt=True, spent=spent)
     text = f"{action.name} did not say in time that it ended; it is not known what it has done until then."
     return CallEnded(action.call, "unknown", (Text(text),), in_doubt=True, spent=spent)
+
+
+def _never_began(desk: Desk, action: RecallChild) -> CallEnded:
+    """There is no child: it was not started yet, or it is gone."""
+    call = find_call(desk.log.state.run, action.call)
+    if call is not None and call.asked_as == "child":
+        return end_deleted(action.call, action.name)
+    return CallEnded(action.call, "cancelled", (Text(f"{action.name} was ended before it began."),))
 
 
 def is_over(state: SessionState, ordinal: int) -> bool:

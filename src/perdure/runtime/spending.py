@@ -32,12 +32,21 @@ async def spent_for(load: Load, child: str, reply: Reply) -> Spent:
         await log.refresh()
     except NotFound:
         return Spent()
-    state = log.state
-    # A run that answers several calls is paid for once.
-    if state.run is not None and state.run.replies and state.run.replies[0].reply == reply:
-        return _both(_of(state.run), await spent_below(load, state))
+    own = spent_on(log.state, reply)
+    return _both(own, await spent_below(load, log.state)) if _is_under_way(log.state, reply) else own
+
+
+def spent_on(state: SessionState, reply: Reply) -> Spent:
+    """What a session itself has used for a call: in its open run, or in the one whose end was not told yet."""
+    if state.run is not None and _is_under_way(state, reply):
+        return _of(state.run)
     owed = next((owed for owed in state.owed if owed.reply == reply and owed.pays), None)
     return _of(state.ended[owed.run - 1]) if owed is not None else Spent()
+
+
+def _is_under_way(state: SessionState, reply: Reply) -> bool:
+    """A run that answers several calls is paid for by the first."""
+    return state.run is not None and bool(state.run.replies) and state.run.replies[0].reply == reply
 
 
 def _of(run: RunState | RunSummary) -> Spent:

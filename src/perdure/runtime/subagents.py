@@ -11,7 +11,8 @@ import msgspec
 
 from perdure.core.codec import digest_of
 from perdure.core.errors import UsageError
-from perdure.core.events import OrphanPolicy
+from perdure.core.events import CallEnded, OrphanPolicy, Spent
+from perdure.core.messages import Text
 from perdure.core.specs import Limits
 
 ChildKind: TypeAlias = Literal["new", "kept", "named"]
@@ -58,6 +59,12 @@ class SubAgent(msgspec.Struct, frozen=True, eq=False):
 def child_uid(parent: str, name: str) -> str:
     """The session of a child that has a name."""
     return digest_of(parent, "child", name)[:20]
+
+
+def end_deleted(call: int, name: str, spent: Spent | None = None) -> CallEnded:
+    """The end of a call whose child's session is gone."""
+    text = f"The session of {name} was deleted; it is not known what it has done until then."
+    return CallEnded(call, "unknown", (Text(text),), in_doubt=True, spent=spent)
 
 
 def family_of(parent: str, metadata: dict[str, str]) -> dict[str, str]:
