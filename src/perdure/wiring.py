@@ -252,6 +252,14 @@ class Runtime:
         uid = await import_exported(world.store, world.clock, read_lines(lines), _checked_id(id), tenant)
         return Session(self._host, await self._host.load(uid))
 
+    async def root_of(self, session: Session[Any]) -> Session[Any]:
+        """The session at the top of a sub-agent's family; of any other, itself."""
+        uid = session.state.metadata.get(ROOT, session.uid)
+        try:
+            return Session(self._host, await self._host.load(uid))
+        except NotFound:
+            return session
+
     async def driver_of(self, session: Session[Any]) -> str | None:
         """The living process that drives a session now, if any."""
         row = await self._host.world.store.get(session.uid)

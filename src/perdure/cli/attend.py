@@ -60,7 +60,8 @@ def exit_code(result: RunResult[Any]) -> int:
 
 async def _settle(session: Session[Any], item: Pending, answer: Answer, interrupts: Interrupts, view: View) -> bool:
     """Asks, unless somebody elsewhere is faster; False if the call is left for later."""
-    asking = asyncio.ensure_future(answer(item, find_call(session.state.run, item.call)))
+    call = find_call(session.state.run, item.call) if item.session == session.id else None
+    asking = asyncio.ensure_future(answer(item, call))
     elsewhere = asyncio.ensure_future(_decided_elsewhere(session, item))
     await asyncio.wait((asking, elsewhere), return_when=asyncio.FIRST_COMPLETED)
     for task in (elsewhere, asking):
@@ -96,8 +97,10 @@ async def _decided_elsewhere(session: Session[Any], item: Pending) -> None:
     seq = session.state.seq
     if item.id not in {pending.id for pending in await session.pending()}:
         return
-    async for record in session.stream(after=seq):
-        if isinstance(record, Record) and item.id not in {pending.id for pending in await session.pending()}:
+    async for news in session.stream(after=seq):
+        while isinstance(news, FromChild):
+            news = news.item
+        if isinstance(news, Record) and item.id not in {pending.id for pending in await session.pending()}:
             return
 
 

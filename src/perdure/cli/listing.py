@@ -142,7 +142,8 @@ async def _show_next(runtime: Runtime, screen: Screen, session: Session[Any], st
     if driver:
         screen.line("●", "a process drives it now", "cyan")
     elif summary.runnable:
-        screen.line("●", f"it has work and nobody drives it: {how_to_resume(session, store)}", "bold yellow")
+        command = how_to_resume(await runtime.root_of(session), store)
+        screen.line("●", f"it has work and nobody drives it: {command}", "bold yellow")
 
 
 async def print_records(id: str, after: int, store: str | None, tenant: str, *, json: bool) -> None:

@@ -58,7 +58,7 @@ async def tell(runtime: Runtime, session: Session[Any], what: str, store: str | 
     elif driver:
         print(f"{session.id}: {what} is recorded; the process that drives the session acts on it now.")
     else:
-        command = how_to_resume(session, store)
+        command = how_to_resume(await runtime.root_of(session), store)
         print(f"{session.id}: {what} is recorded; nobody drives the session now: {command} goes on with it.")
 
 

@@ -52,6 +52,7 @@ from perdure.core.events import (
     RunResumed,
     RunStarted,
     SessionOpened,
+    Spent,
     StopRequested,
     Switched,
 )
@@ -135,6 +136,8 @@ class Timeline:
         match record.event:
             case SessionOpened(id=id, agent=agent, origin=None):
                 self._line(record, "◆", f"session {id} · agent {agent}", "bold")
+            case SessionOpened(id=id, agent=agent, origin=origin) if origin and origin.agents:
+                self._line(record, "◆", f"session {id} · agent {agent}, below {' · '.join(origin.agents)}", "bold")
             case SessionOpened(id=id, origin=origin) if origin:
                 self._line(record, "◆", f"forked at record {origin.seq}: from here on it is session {id}", "bold")
             case AgentPinned(switched=Switched(error=error), spec=spec):
@@ -237,6 +240,7 @@ class Timeline:
             case CallEnded(call=call, outcome=outcome, parts=parts):
                 self._screen.end(f"call {call}")
                 self._settled(call, record.at)
+                self._run.add_spent(record.event.spent)
                 mark, style = OUTCOME_STYLES[outcome]
                 result = shorten(show_parts(parts), self._room(2))
                 said = result if outcome == "ok" else f"{outcome}: {result}"
@@ -247,8 +251,9 @@ class Timeline:
                 pass
 
     def _show_pause(self, record: Record, event: CallSuspended) -> None:
-        self._suspended[event.call] = record.at
-        self._run.wait_from(record.at)
+        if event.kind != "child":
+            self._suspended[event.call] = record.at
+            self._run.wait_from(record.at)
         if event.kind == "question" and event.prompt and event.pause == 1:
             # Its prompt says all that is in the arguments, and says it for people; behind an approval it is that one's.
             self._questions.add(event.call)
@@ -337,6 +342,13 @@ class Totals:
         self.is_priced = True
         self.waited = 0.0
         self._waiting_since: float | None = None
+
+    def add_spent(self, spent: Spent | None) -> None:
+        """What a sub-agent has used is the run's."""
+        if spent is not None:
+            self.usage += spent.usage
+            self.cost_usd += spent.cost_usd or 0.0
+            self.is_priced = self.is_priced and spent.cost_usd is not None
 
     def wait_from(self, at: float) -> None:
         if self._waiting_since is None:

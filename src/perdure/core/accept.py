@@ -247,6 +247,12 @@ def _accept_cancel_background(state: SessionState, command: CancelBackground) ->
 
 def _accept_stop(state: SessionState, command: StopRun) -> tuple[Event, ...]:
     run = state.run
+    if command.reply is not None:
+        waiting = next((queued.input for queued in state.queue if queued.reply == command.reply), None)
+        if waiting is not None:
+            return (InputChanged(waiting, by=command.by, retracted=True),)
+        if run is None or command.reply not in [owed.reply for owed in run.replies]:
+            raise Refused("The session does not work on it any more.")
     if run is None and not has_due_input(state):
         raise Refused("The session has no open run.")
     # An input that was accepted is a run to be: it can be stopped before anybody has started it.

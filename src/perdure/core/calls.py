@@ -107,7 +107,7 @@ def evolve_call(call: Call, event: CallFact) -> Call:
             return replace(
                 call, status="suspended", pause=event, pauses=event.pause, asked_as=event.kind, decision=None
             )
-        case CallDecided() if call.background:
+        case CallDecided() if call.background and not event.pause:
             return replace(call, decision=event)
         case CallDecided():
             return _decided(replace(call, decision=event, pause=None), event)

@@ -57,10 +57,14 @@ class DecideAll(Plain, frozen=True):
 
 
 class StopRun(Plain, frozen=True):
-    """`stop` lets started tools finish, `cancel` does not; `seconds` and `silence` are the run's own limits."""
+    """`stop` lets started tools finish, `cancel` does not; `seconds` and `silence` are the run's own limits.
+
+    With a `reply` only the work for that call ends; an input that waits for its run is retracted.
+    """
 
     cause: Literal["stop", "cancel", "seconds", "silence"]
     by: str = ""
+    reply: Reply | None = None
 
 
 class EndChild(Plain, frozen=True):

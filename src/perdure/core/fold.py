@@ -365,5 +365,7 @@ def _on_run_ended(state: SessionState, event: RunEnded) -> SessionState:
         agent=run.agent,
         is_chosen=run.overrides.agent is not None,
     )
-    owed = (*state.owed, *(replace(owed, run=run.run) for owed in run.replies))
+    last = state.messages
+    ended = [replace(owed, run=run.run, pays=at == 0, after=last) for at, owed in enumerate(run.replies)]
+    owed = (*state.owed, *ended)
     return replace(drop_pushes(state, run.run), run=None, ended=state.ended.add(summary), owed=owed)

@@ -9,12 +9,13 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
+from perdure.core.errands import owed_for
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
 from perdure.core.events import Event, InputAccepted, InputChanged
 from perdure.core.history import heard
 from perdure.core.messages import Part, UserMessage
 from perdure.core.specs import AgentSpec
-from perdure.core.state import KeyedInput, Owed, SessionState
+from perdure.core.state import KeyedInput, SessionState
 
 NATURAL_END = "natural_end"
 """The hook that may push a run on, as its inputs name it."""
@@ -62,7 +63,6 @@ def retract_input(state: SessionState, queued: InputAccepted) -> SessionState:
 
     A stop that was meant for the run that it would have started has nothing left to stop.
     """
-    owed = (Owed(queued.input, queued.reply),) if queued.reply is not None else ()
     was_next = queued.input == next((other.input for other in state.queue if other.at is None), 0)
     return replace(
         state,
@@ -71,7 +71,7 @@ def retract_input(state: SessionState, queued: InputAccepted) -> SessionState:
         taken=state.taken.add(queued.input, 0),
         vetted={number: reason for number, reason in state.vetted.items() if number != queued.input},
         early_stop=None if was_next else state.early_stop,
-        owed=(*state.owed, *owed),
+        owed=(*state.owed, *owed_for(state, (queued.input,))),
     )
 
 

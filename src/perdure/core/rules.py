@@ -24,7 +24,7 @@ from perdure.core.actions import (
     VetInput,
 )
 from perdure.core.calls import Call
-from perdure.core.errands import errands
+from perdure.core.errands import childless, errands
 from perdure.core.events import (
     CallChecked,
     Event,
@@ -60,7 +60,9 @@ def next_actions(state: SessionState) -> tuple[Action, ...]:
     if state.run is not None and state.run.background:
         appended = [event for action in actions if isinstance(action, AppendEvents) for event in action.events]
         if any(isinstance(event, RunEnded) for event in appended):
-            actions = tuple(_break_off(call) for call in state.run.background)
+            # A child that is about to be started is told as soon as it is there.
+            ready = [call for call in state.run.background if not (call.child and call.status == "started")]
+            actions = tuple(_break_off(call) for call in ready)
     return (*actions, *errands(state)) if state.owed or state.outbox else actions
 
 
@@ -187,9 +189,11 @@ def _background_actions(state: SessionState, run: RunState) -> tuple[Action, ...
             actions += [AbortCall(call.ordinal)] if is_unwanted and not call.child else []
         elif call.is_away and not run.stop:
             is_due = is_unwanted or call.status == "recalled"
-            actions += [_recall(call, "cancel" if is_unwanted else "seconds")] if is_due else []
+            actions += [_recall(call, "seconds" if call.status == "recalled" else "cancel")] if is_due else []
         elif run.stop and (action := _stop_call(run, call)):
             actions.append(action)
+        elif is_unwanted and call.child:
+            actions.append(_recall(call, "cancel"))
         elif is_unwanted or not (call.effect in ("read", "idempotent") or call.operation):
             actions.append(_ended(end_unknown(call)))
         else:
@@ -228,7 +232,7 @@ def exhausted(run: RunState) -> str:
         return run.stop.cause
     if limits.turns is not None and run.turn >= limits.turns:
         return "turns"
-    if limits.calls is not None and run.called > limits.calls:
+    if limits.calls is not None and _called(run) > limits.calls:
         return "calls"
     if limits.tokens is not None and run.usage.total >= limits.tokens:
         return "tokens"
@@ -312,7 +316,7 @@ def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
         elif isinstance(action, RunTool):
             if held or (call.sequential and running) or (cap is not None and running >= cap):
                 action = None
-            elif call.kind == "agent" and not call.attempts and (limit := _childless(run, born)):
+            elif call.kind == "agent" and not call.attempts and (limit := childless(run, born)):
                 action = _ended(end_call(call, "error", limit))
             else:
                 running += 1
@@ -322,16 +326,6 @@ def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
         if action:
             actions.append(action)
     return tuple(actions)
-
-
-def _childless(run: RunState, born: int) -> str:
-    """Why the run may start no sub-agent more."""
-    limits = run.limits
-    if limits.depth is not None and limits.depth < 1:
-        return "Sub-agents may not be nested deeper than this; do it yourself."
-    if limits.children is not None and born >= limits.children:
-        return f"This run may start no more than {limits.children} sub-agents; do it yourself."
-    return ""
 
 
 def _is_cut(run: RunState, call: Call) -> bool:
@@ -344,7 +338,13 @@ def _calls_within_limit(run: RunState) -> int:
         return 0
     if run.limits.calls is None:
         return len(run.calls)
-    return max(0, len(run.calls) - max(0, run.called - run.limits.calls))
+    return max(0, len(run.calls) - max(0, _called(run) - run.limits.calls))
+
+
+def _called(run: RunState) -> int:
+    """The calls of the run, and those that it has granted to others beside it."""
+    granted = (*run.given, *(call.granted for call in run.background))
+    return run.called + sum(item.calls or 0 for item in granted if item)
 
 
 def _call_action(call: Call) -> Action | None:

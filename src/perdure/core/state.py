@@ -32,11 +32,17 @@ from perdure.core.specs import AgentSpec, Limits, ModelSettings, NextTurn, Overr
 
 
 class Owed(Plain, frozen=True):
-    """An input whose end somebody waits for; of a run that has ended, its number."""
+    """An input whose end somebody waits for; of a run that has ended, its number. One of a run's `pays` for it.
+
+    `after`: the last message that was sent before the end.
+    """
 
     input: int
     reply: Reply
     run: int = 0
+    pays: bool = False
+    hops: int = 0
+    after: int = 0
 
 
 class DeadLetter(Plain, frozen=True):
@@ -93,6 +99,7 @@ class RunState(Plain, frozen=True):
     replies: tuple[Owed, ...] = ()
     hops: int = 0
     children: int = 0
+    given: tuple[Limits, ...] = ()
 
 
 class RunSummary(Plain, frozen=True):

@@ -72,7 +72,7 @@ def summarise(state: SessionState) -> Summary:
         runnable = bool(next_actions(state))
         status = "running" if runnable else "waiting" if state.run else "idle"
     pending = pending_of(state)
-    paused = [call.pause for call in state.run.calls if call.pause] if state.run else []
+    paused = [call.pause for call in (*state.run.calls, *state.run.background) if call.pause] if state.run else []
     times = [pause.expires_at for pause in paused if pause.expires_at is not None]
     if state.queue:
         times += [queued.at for queued in state.queue if queued.at is not None]

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from perdure.core.accept import accept
 from perdure.core.commands import Command, SendInput, SendMessage, StopRun
-from perdure.core.errors import PerdureError, Refused, UsageError
+from perdure.core.errors import PerdureError, UsageError
 from perdure.core.events import Address, Event, Noted
 from perdure.core.fold import fold
 from perdure.core.messages import JSON, Part
 from perdure.core.specs import Limits
 from perdure.core.state import SessionState, has_due_input
-from perdure.runtime.given import given_text
+from perdure.runtime.given import given_name, given_text
 from perdure.runtime.limits import grant
 from perdure.runtime.media import Input, clean_text, to_parts
 from perdure.runtime.plain import to_plain
@@ -129,21 +129,23 @@ def sending(wish: Send | StartChild | StopChild, state: SessionState) -> Sending
             parts, artifacts = to_parts(input)
             command = SendMessage(address(to), parts)
         case StartChild(name=name, agent=agent, input=input, limits=limits):
-            granted = grant(state.run, limits) if state.run else limits
-            parts, artifacts = to_parts(input)
-            command = SendMessage(Address("child", given_text(name, "A child's name")), parts, agent, granted)
-            depth = granted.depth if granted else None
-            if depth is not None and depth < 0:
-                raise Refused("Sub-agents may not be nested deeper than this.")
+            parts, artifacts = to_parts(given_text(input, "A child's task"))
+            command = SendMessage(_child(name), parts, given_name(agent, "A child's agent"), limits)
         case StopChild(name=name):
-            command, artifacts = SendMessage(Address("child", given_text(name, "A child's name"))), {}
+            command, artifacts = SendMessage(_child(name)), {}
     accept(state, command)
     return Sending(command, artifacts)
 
 
+def _child(name: str) -> Address:
+    return Address("child", given_name(name, "A child's name"))
+
+
 def address(to: str) -> Address:
     """Whom the words name: the parent, a child, or a session by its id."""
-    to = given_text(to, "An address")
+    to = given_text(to, "An address").strip()
+    if not to:
+        raise UsageError("The address is empty; take 'parent', 'child NAME' or a session's id.")
     kind, _, name = to.partition(" ")
     if to == "parent":
         return Address("parent")
@@ -178,7 +180,15 @@ def sent(wish: Scheduled, by: str, now: float) -> Late:
 
 
 def dispatched(wish: Sending, by: str) -> Late:
-    return _commanded(replace(wish.command, by=by))
+    """A child that goes its own way takes its share of what the run has left with it."""
+    command = replace(wish.command, by=by)
+
+    def late(state: SessionState) -> Iterable[Event]:
+        is_given = bool(command.agent) and state.run is not None
+        limits = grant(state.run, command.limits, beside=True) if is_given and state.run else command.limits
+        return accepted(state, replace(command, limits=limits))
+
+    return late
 
 
 def accepted(state: SessionState, command: Command) -> tuple[Event, ...]:

@@ -291,7 +291,7 @@ class Driver:
             change.add(accept(state, StopRun("seconds")))
         elif run is not None and self._silence_left(state) <= 0:
             change.add(accept(state, StopRun("silence")))
-        calls = run.calls if run is not None else ()
+        calls = (*run.calls, *run.background) if run is not None else ()
         if [call for call in calls if call.pause and call.pause.expires_at is not None] or state.queue:
             change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
 
@@ -486,8 +486,8 @@ class Driver:
     def _arm(self) -> None:
         self._disarm()
         state = self._log.state
-        left = min(self._time_left(state), self._silence_left(state))
-        times = [call.pause.expires_at for call in state.run.calls if call.pause] if state.run else []
+        run, left = state.run, min(self._time_left(state), self._silence_left(state))
+        times = [call.pause.expires_at for call in (*run.calls, *run.background) if call.pause] if run else []
         if state.queue:
             times += [queued.at for queued in state.queue]
         for at in times:

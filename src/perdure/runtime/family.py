@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from perdure.core.commands import StopRun
+from perdure.core.commands import EndChild, StopRun
 from perdure.core.errors import NotFound, Refused
-from perdure.core.events import CallSuspended, InputAccepted, MessageSent, Reply, RunEnded
+from perdure.core.events import MessageSent
 from perdure.core.messages import Usage
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call, in_flight
 from perdure.core.views import Pending, pending_of, summarise
-from perdure.ports import Clock, FromChild, Item, Record, SessionQuery, SessionRow, Store
+from perdure.ports import Clock, SessionQuery, SessionRow
 from perdure.runtime.clock import within
 from perdure.runtime.directives import Send, sending
-from perdure.runtime.follow import follow
 from perdure.runtime.log import SessionLog
 from perdure.runtime.media import Input
 from perdure.runtime.post import Sessions
-from perdure.runtime.subagents import PARENT
+from perdure.runtime.spending import spent_below, spent_on
+from perdure.runtime.subagents import PARENT, end_deleted
 
-QUEUED = 1000
 END_PATIENCE = 5.0
+GONE = "its parent was deleted"
 
 
 class Household(Sessions, Protocol):
@@ -72,13 +72,12 @@ async def until_still(sessions: Sessions, log: SessionLog, is_over: Callable[[Se
 
 async def _all_still(sessions: Sessions, log: SessionLog, seq: int, watched: dict[str, asyncio.Task[None]]) -> bool:
     """Waits for the next thing to happen; True if all children stand still, now and at once."""
-    moved = log.until(lambda state: state.seq > seq)
-    try:
-        await asyncio.wait(
-            {moved, *(task for task in watched.values() if not task.done())}, return_when="FIRST_COMPLETED"
-        )
-    finally:
-        moved.cancel()
+    if working := [task for task in watched.values() if not task.done()]:
+        moved = log.until(lambda state: state.seq > seq)
+        try:
+            await asyncio.wait({moved, *working}, return_when="FIRST_COMPLETED")
+        finally:
+            moved.cancel()
     if log.state.seq > seq or not all(task.done() for task in watched.values()):
         return False
     for uid, task in list(watched.items()):
@@ -90,7 +89,10 @@ async def _all_still(sessions: Sessions, log: SessionLog, seq: int, watched: dic
 
 async def _child_still(sessions: Sessions, uid: str) -> None:
     with suppress(NotFound):
-        await until_still(sessions, await sessions.load(uid), lambda state: False)
+        log = await sessions.load(uid)
+        # Its work may have been left by a process that died, and who waits here may drive nothing else.
+        sessions.submit(uid)
+        await until_still(sessions, log, lambda state: False)
 
 
 async def _is_still(sessions: Sessions, uid: str) -> bool:
@@ -127,19 +129,7 @@ def _waiting_for(state: SessionState, ordinal: int) -> list[Pending]:
 
 async def usage_in(sessions: Sessions, state: SessionState) -> Usage:
     """What a session has used, with what its children have used so far."""
-    return state.usage + await _used_below(sessions, state)
-
-
-async def _used_below(sessions: Sessions, state: SessionState) -> Usage:
-    usage = Usage()
-    for uid in away(state).values():
-        with suppress(NotFound):
-            log = await sessions.load(uid)
-            await log.refresh()
-            child = log.state
-            own = child.run or (child.ended[-1] if len(child.ended) else None)
-            usage += (own.usage if own else Usage()) + await _used_below(sessions, child)
-    return usage
+    return state.usage + (await spent_below(sessions.load, state)).usage
 
 
 async def find_below(sessions: Sessions, log: SessionLog, uid: str) -> SessionLog:
@@ -180,7 +170,9 @@ async def remove_children(house: Household, clock: Clock, rows: list[SessionRow]
             if is_busy and origin is not None and origin.orphan == "finish":
                 continue
             logs.append(log)
-            await house.request(log, StopRun("cancel", "its parent was deleted"))
+            for reply in [queued.reply for queued in log.state.queue if queued.reply is not None]:
+                await house.request(log, StopRun("cancel", GONE, reply))
+            await house.request(log, StopRun("cancel", GONE))
     for log in logs:
         log.attach()
         try:
@@ -193,58 +185,15 @@ async def remove_children(house: Household, clock: Clock, rows: list[SessionRow]
             await house.delete(log)
 
 
+async def tell_deleted(sessions: Sessions, state: SessionState) -> None:
+    """Who waits for a session that was deleted hears of it."""
+    owed = (*(state.run.replies if state.run else ()), *state.owed, *(item for item in state.queue if item.reply))
+    for reply in [item.reply for item in owed]:
+        if reply is not None and reply.call:
+            ended = end_deleted(reply.call, state.agent, spent_on(state, reply))
+            with suppress(NotFound):
+                await sessions.request(await sessions.load(reply.session), EndChild(state.uid, ended))
+
+
 async def _until_idle(log: SessionLog) -> None:
     await log.until(lambda state: summarise(state).status == "idle")
-
-
-async def _work_for(sessions: Sessions, store: Store, log: SessionLog, reply: Reply) -> AsyncIterator[Item]:
-    """What a child does for one call, from its task to the end of its run."""
-    input = 0
-    async for item in follow_family(sessions, store, log, 0):
-        if isinstance(item, Record) and isinstance(item.event, InputAccepted) and item.event.reply == reply:
-            input = item.event.input
-        if input:
-            yield item
-        match item:
-            case Record(event=RunEnded(run=run)) if input and log.state.taken.get(input) == run:
-                return
-            case _:
-                pass
-
-
-async def follow_family(sessions: Sessions, store: Store, log: SessionLog, after: int) -> AsyncIterator[Item]:
-    """A session's stream, with what its children do while they work."""
-    binding = sessions.known(log.state.agent)
-    tools = log.state.spec.tools if log.state.spec else ()
-    if not (binding and binding.sub_agents) and not any(tool.kind == "agent" for tool in tools):
-        async for item in follow(log, store, after):
-            yield item
-        return
-    queue: asyncio.Queue[Item | None] = asyncio.Queue(QUEUED)
-    pumps: set[asyncio.Task[None]] = set()
-
-    async def pump_child(call: int, uid: str) -> None:
-        with suppress(NotFound):
-            child = await sessions.load(uid)
-            async for item in _work_for(sessions, store, child, Reply(log.uid, call)):
-                await queue.put(FromChild(child.state.id, child.state.agent, call, item))
-
-    def start(call: int, uid: str) -> None:
-        pumps.add(asyncio.ensure_future(pump_child(call, uid)))
-
-    async def pump() -> None:
-        async for item in follow(log, store, after):
-            await queue.put(item)
-            if isinstance(item, Record) and isinstance(item.event, CallSuspended) and item.event.kind == "child":
-                call = find_call(log.state.run, item.event.call)
-                if call is not None and call.is_away:
-                    start(call.ordinal, call.child)
-        await queue.put(None)
-
-    pumps.add(asyncio.ensure_future(pump()))
-    try:
-        while (item := await queue.get()) is not None:
-            yield item
-    finally:
-        for task in pumps:
-            task.cancel()

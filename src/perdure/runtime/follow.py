@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from perdure.core.deltas import Delta, DeltasDropped
 from perdure.ports import Record, Store
@@ -12,7 +12,7 @@ from perdure.runtime.log import SessionLog
 PAGE = 500
 
 
-async def follow(log: SessionLog, store: Store, after: int) -> AsyncIterator[Record | Delta]:
+async def follow(log: SessionLog, store: Store, after: int) -> AsyncGenerator[Record | Delta]:
     """Every record after `after`, and deltas as they come, until the session is closed here."""
     consumer = log.feed.subscribe()
     log.attach()

@@ -21,3 +21,11 @@ def given_text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{what} is text, not {type(value).__name__}; pass a str.")
     return clean_text(value)
+
+
+def given_name(value: object, what: str) -> str:
+    """Text that says something."""
+    name = given_text(value, what).strip()
+    if not name:
+        raise UsageError(f"{what} is empty; give it one.")
+    return name

@@ -29,7 +29,7 @@ from perdure.runtime.agent import Agent, Binding, agents_of, bind, check_data
 from perdure.runtime.desk import Desk
 from perdure.runtime.directives import Fact, in_turn
 from perdure.runtime.drive import Driver
-from perdure.runtime.family import children_of, remove_children
+from perdure.runtime.family import children_of, remove_children, tell_deleted
 from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.log import Change, SessionLog, as_kept
 from perdure.runtime.observers import tell_session_end
@@ -118,6 +118,11 @@ class Host:
             return given_text(agent, "An agent's name")
         binding = await self.named(agent)
         check_data(binding, log.state.id, log.state.data)
+        if self._engine is not None and self._post.policies_above(log.state) is None:
+            first = log.state.origin.agents[0] if log.state.origin else ""
+            raise UsageError(
+                f"Session {log.state.id!r} keeps to the policy of the agent {first!r}; pass that one, too."
+            )
         return binding.spec.name
 
     def known(self, agent: str) -> Binding | None:
@@ -401,7 +406,10 @@ class Host:
     async def delete(self, log: SessionLog) -> None:
         """Forgets the session and its children; those that still work are ended first."""
         children = await children_of(self, log.uid)
+        await log.refresh()
         await self._delete(log)
+        if log.state.origin is not None:
+            await tell_deleted(self, log.state)
         if children:
             await remove_children(self, self.world.clock, children)
 

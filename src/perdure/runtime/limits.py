@@ -45,25 +45,37 @@ def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) 
     return Room(_reservation(model, prompt, output), output)
 
 
-def granted_by(run: RunState) -> Reservation:
-    """What sub-agents that are under way may still spend."""
-    granted = [call.granted for call in (*run.calls, *run.background) if call.granted and call.status != "ended"]
-    return Reservation(sum(item.tokens or 0 for item in granted), sum(item.cost_usd or 0.0 for item in granted))
+class Granted(Plain, frozen=True):
+    tokens: int = 0
+    cost_usd: float = 0.0
+    calls: int = 0
 
 
-def grant(run: RunState, *wanted: Limits | None) -> Limits:
+def granted_by(run: RunState) -> Granted:
+    """What sub-agents that are under way may still spend, and what was given to children that go their own way."""
+    calls = [call for call in (*run.calls, *run.background) if call.granted and call.status != "ended"]
+    granted = [*run.given, *(call.granted for call in calls if call.granted)]
+    return Granted(
+        sum(item.tokens or 0 for item in granted),
+        sum(item.cost_usd or 0.0 for item in granted),
+        sum(item.calls or 0 for item in granted),
+    )
+
+
+def grant(run: RunState, *wanted: Limits | None, beside: bool = False) -> Limits:
     """What a sub-agent may spend: no more than it wants, and than its share of what the run has left.
 
     The agent calls of a turn that have not begun share equally; what one does not use is there for those behind it.
+    `beside`: the run itself goes on meanwhile, and has a share as well.
     """
     limits, away, own = run.limits, granted_by(run), [item for item in wanted if item is not None]
     waiting = [call for call in run.calls if not call.attempts and call.status not in ("ended", "refused", "invalid")]
-    share = max(1, len([call for call in waiting if call.kind == "agent" or call.status == "proposed"]))
+    share = max(1, len([call for call in waiting if call.kind == "agent" or call.status == "proposed"])) + beside
     left: dict[str, float | None] = {
         "turns": None,
         "tokens": None if limits.tokens is None else (limits.tokens - run.usage.total - away.tokens) // share,
         "cost_usd": None if limits.cost_usd is None else (limits.cost_usd - run.cost_usd - away.cost_usd) / share,
-        "calls": None if limits.calls is None else (limits.calls - run.called) // share,
+        "calls": None if limits.calls is None else (limits.calls - run.called - away.calls) // share,
         "seconds": None if limits.seconds is None else limits.seconds - run.seconds,
         "silence": limits.silence,
         "depth": None if limits.depth is None else limits.depth - 1,
@@ -71,6 +83,15 @@ def grant(run: RunState, *wanted: Limits | None) -> Limits:
     }
     values = {name: _least(value, *(getattr(item, name) for item in own)) for name, value in left.items()}
     return Limits(**values, at_limit=own[-1].at_limit if own else "stop")  # pyright: ignore[reportArgumentType]
+
+
+def narrowed(own: Limits, given: Limits | None) -> Limits:
+    """Neither more than the one nor more than the other."""
+    if given is None:
+        return own
+    names = [name for name in Limits.__struct_fields__ if name != "at_limit"]
+    values = {name: _least(getattr(own, name), getattr(given, name)) for name in names}
+    return Limits(**values, at_limit=given.at_limit)  # pyright: ignore[reportArgumentType]
 
 
 def _least(*values: float | None) -> float | None:

@@ -47,7 +47,7 @@ from perdure.runtime.middleware import compose
 from perdure.runtime.perform_call import end_operation, run_tool
 from perdure.runtime.perform_check import check_call
 from perdure.runtime.perform_compaction import NO_PROGRESS, compact_history
-from perdure.runtime.perform_family import deliver_message, recall_child, report_end
+from perdure.runtime.perform_family import deliver_message, recall_child, report_end, unless_ended
 from perdure.runtime.perform_model import call_model, number_calls
 from perdure.runtime.perform_switch import switch_agent
 from perdure.runtime.vetting import vet_answer, vet_words
@@ -58,7 +58,10 @@ async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     action, stand_in = flight.action, desk.world.stand_in
     if isinstance(action, RecallChild | ReportEnd | DeliverMessage):
-        return as_kept(await _run_errand(desk, flight, action))
+        if isinstance(action, RecallChild):
+            flight.settle = unless_ended
+        event = await stand_in(desk, action) if stand_in is not None else None
+        return as_kept(await _run_errand(desk, action) if event is None else event)
     if isinstance(action, MakeTools):
         return await make_tools(desk, flight, action)
     if isinstance(action, CallModel):
@@ -83,10 +86,10 @@ async def perform(desk: Desk, flight: Flight) -> Event:
     return as_kept(event)
 
 
-async def _run_errand(desk: Desk, flight: Flight, action: RecallChild | ReportEnd | DeliverMessage) -> Event:
+async def _run_errand(desk: Desk, action: RecallChild | ReportEnd | DeliverMessage) -> Event:
     match action:
         case RecallChild():
-            return await recall_child(desk, flight, action)
+            return await recall_child(desk, action)
         case ReportEnd():
             return await report_end(desk, action)
         case DeliverMessage():

@@ -57,7 +57,8 @@ def start_of(desk: Desk, action: RunTool, state: SessionState) -> CallStarted | 
         return replace(intent, child=call.child, granted=call.granted)
     named = tool.parse(action.arguments).get("child", "")
     child = tool.sub_agent.uid(desk.log.uid, action.name, action.call, named)
-    granted = grant(state.run, tool.sub_agent.agent.limits, tool.sub_agent.limits)
+    wanted = (tool.sub_agent.agent.limits, tool.sub_agent.limits)
+    granted = grant(state.run, *wanted, beside=tool.background)
     return replace(intent, child=child, granted=granted)
 
 

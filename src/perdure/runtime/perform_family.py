@@ -5,9 +5,12 @@ Rule: what became of a call is decided by whoever commits first; the other one f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from perdure.core.actions import DeliverMessage, RecallChild, ReportEnd, RunTool
 from perdure.core.codec import digest_of, encode_json
@@ -27,16 +30,18 @@ from perdure.core.events import (
 from perdure.core.messages import Outcome, Part, Text
 from perdure.core.specs import Overrides
 from perdure.core.state import Owed, RunSummary, SessionState, find_call
-from perdure.runtime.clock import within
+from perdure.runtime.clock import sleep, within
 from perdure.runtime.desk import Desk
 from perdure.runtime.flight import Flight
+from perdure.runtime.limits import narrowed
 from perdure.runtime.mail import Birth, Mail
 from perdure.runtime.media import Artifacts
 from perdure.runtime.spill import spill
-from perdure.runtime.subagents import child_uid
+from perdure.runtime.subagents import child_uid, end_deleted
 
 CHILD_GRACE = 4.0
 """A child that is cancelled gives its own tools two seconds."""
+MAX_PATIENCE = 5.0
 
 _OUTCOMES: dict[EndReason, Outcome] = {
     "completed": "ok",
@@ -83,29 +88,29 @@ async def start_child(desk: Desk, flight: Flight, action: RunTool, values: dict[
 def unless_ended(event: Event, state: SessionState) -> Iterable[Event]:
     """The fact about a call, unless its child was faster to say how it ended."""
     assert isinstance(event, CallSuspended | CallEnded)
-    call = find_call(state.run, event.call)
-    return () if call is None or call.status == "ended" else (event,)
+    return () if is_over(state, event.call) else (event,)
 
 
-async def recall_child(desk: Desk, flight: Flight, action: RecallChild) -> Event:
+async def recall_child(desk: Desk, action: RecallChild) -> Event:
     """Ends the child's session and waits for its word; of a child that does not answer in time nobody knows."""
-    flight.settle = unless_ended
     tool = desk.binding.tools.get(action.name)
     sub = tool.sub_agent if tool is not None else None
+    reply = Reply(desk.log.uid, action.call)
     if sub is not None and sub.orphan == "finish" and action.cause != "seconds":
         text = f"The run was ended; {action.name} goes on by itself."
-        return CallEnded(action.call, "cancelled", (Text(text),), spent=await _post(desk).spent_by(action.child))
+        spent = await _post(desk).spent_by(action.child, reply)
+        return CallEnded(action.call, "cancelled", (Text(text),), spent=spent)
     cause = "stop" if action.cause == "stop" else "cancel"
     by = f"session {desk.log.state.id}"
-    if not await _post(desk).stop(action.child, StopRun(cause, by)):
-        return CallEnded(action.call, "cancelled", (Text(f"{action.name} was ended before it began."),))
+    if not await _post(desk).stop(action.child, StopRun(cause, by, reply)):
+        return _never_began(desk, action)
     ended = _until_ended(desk, action.call)
     if cause == "stop":
         await ended
     else:
         with suppress(TimeoutError):
             await within(desk.world.clock, CHILD_GRACE, ended)
-    spent = await _post(desk).spent_by(action.child)
+    spent = await _post(desk).spent_by(action.child, reply)
     if action.cause == "seconds":
         text = f"{action.name} did not finish in time; it is not known what it has done until then."
         return CallEnded(action.call, "timeout", (Text(text),), in_doubt=True, spent=spent)
@@ -113,12 +118,22 @@ async def recall_child(desk: Desk, flight: Flight, action: RecallChild) -> Event
     return CallEnded(action.call, "unknown", (Text(text),), in_doubt=True, spent=spent)
 
 
-async def _until_ended(desk: Desk, ordinal: int) -> None:
-    def is_ended(state: SessionState) -> bool:
-        call = find_call(state.run, ordinal)
-        return call is None or call.status == "ended"
+def _never_began(desk: Desk, action: RecallChild) -> CallEnded:
+    """There is no child: it was not started yet, or it is gone."""
+    call = find_call(desk.log.state.run, action.call)
+    if call is not None and call.asked_as == "child":
+        return end_deleted(action.call, action.name)
+    return CallEnded(action.call, "cancelled", (Text(f"{action.name} was ended before it began."),))
 
-    await desk.log.until(is_ended)
+
+def is_over(state: SessionState, ordinal: int) -> bool:
+    """Whether nobody waits for the call any more."""
+    call = find_call(state.run, ordinal)
+    return call is None or call.status == "ended"
+
+
+async def _until_ended(desk: Desk, ordinal: int) -> None:
+    await desk.log.until(lambda state: is_over(state, ordinal))
 
 
 async def report_end(desk: Desk, action: ReportEnd) -> MessageSettled:
@@ -128,16 +143,31 @@ async def report_end(desk: Desk, action: ReportEnd) -> MessageSettled:
     if owed is None:
         return MessageSettled(input=action.input)
     try:
-        if owed.reply.call:
-            ended = await _outcome(desk, state, owed)
-            await _post(desk).end(owed.reply.session, EndChild(state.uid, ended))
-        else:
-            await _post(desk).send(owed.reply.session, _news(state, owed))
+        await _persistently(desk, partial(_report, desk, state, owed))
     except NotFound:
         return MessageSettled(input=action.input, dead="Who waited for it is gone.")
     except (Refused, Conflict) as error:
         return MessageSettled(input=action.input, dead=str(error))
     return MessageSettled(input=action.input)
+
+
+async def _report(desk: Desk, state: SessionState, owed: Owed) -> None:
+    if owed.reply.call:
+        ended = await _outcome(desk, state, owed)
+        await _post(desk).end(owed.reply.session, EndChild(state.uid, ended))
+    else:
+        await _post(desk).send(owed.reply.session, _news(state, owed), state.uid)
+
+
+async def _persistently(desk: Desk, bring: Callable[[], Awaitable[None]]) -> None:
+    """A store that is out of order loses nothing: as long as this session is driven, somebody tries again."""
+    patience = 0.1
+    while True:
+        try:
+            return await bring()
+        except StoreError:
+            await sleep(desk.world.clock, patience)
+            patience = min(MAX_PATIENCE, 2 * patience)
 
 
 async def _outcome(desk: Desk, state: SessionState, owed: Owed) -> CallEnded:
@@ -151,7 +181,6 @@ async def _outcome(desk: Desk, state: SessionState, owed: Owed) -> CallEnded:
     parts = spill(_parts(name, ended), artifacts)
     await artifacts.flush()
     acts = state.spec is not None and any(tool.effect != "read" for tool in state.spec.tools)
-    first = min((o.input for o in state.owed if o.run == owed.run), default=owed.input)
     spent = Spent(ended.usage, ended.cost_usd if ended.is_priced else None, ended.called)
     return CallEnded(
         owed.reply.call,
@@ -161,7 +190,7 @@ async def _outcome(desk: Desk, state: SessionState, owed: Owed) -> CallEnded:
         seconds=ended.seconds,
         spilled=parts != _parts(name, ended),
         # A run that answers several calls is paid for once.
-        spent=spent if first == owed.input else Spent(),
+        spent=spent if owed.pays else Spent(),
     )
 
 
@@ -180,7 +209,7 @@ def _news(state: SessionState, owed: Owed) -> SendInput:
     said = _parts(state.agent, ended) if ended else (Text("It was taken back before it began."),)
     parts = (Text(f"[{state.agent} in session {state.id} has ended]"), *said)
     key, by = f"end {state.uid} {owed.input}", f"session {state.id}"
-    return SendInput(parts, "join", key, digest_of(encode_json(parts)), by=by)
+    return SendInput(parts, "join", key, digest_of(encode_json(parts)), by=by, hops=owed.hops + 1)
 
 
 async def deliver_message(desk: Desk, action: DeliverMessage) -> MessageSettled:
@@ -190,9 +219,7 @@ async def deliver_message(desk: Desk, action: DeliverMessage) -> MessageSettled:
     if sent is None:
         return MessageSettled(action.message)
     try:
-        await _bring(desk, state, sent)
-    except StoreError:
-        raise
+        await _persistently(desk, partial(_bring, desk, state, sent))
     except PerdureError as error:
         return MessageSettled(action.message, dead=str(error))
     return MessageSettled(action.message)
@@ -202,25 +229,29 @@ async def _bring(desk: Desk, state: SessionState, sent: MessageSent) -> None:
     post = _post(desk)
     named = child_uid(state.uid, sent.to.name)
     if not sent.parts:
-        await post.stop(named, StopRun("cancel", f"session {state.id}"))
+        if not await post.stop(named, StopRun("cancel", f"session {state.id}")):
+            raise NotFound(f"Session {state.id!r} has no child {sent.to.name!r}; there is nothing to stop.")
         return
     if sent.agent:
         above = state.origin.agents if state.origin else ()
         origin = Origin(state.uid, 0, 0, (*above, state.agent))
-        post.require(sent.agent)
+        sent = replace(sent, limits=narrowed(post.limits_of(sent.agent), sent.limits))
         command = _input(state, sent, sent.parts, Reply(state.uid))
         await post.start(state, Birth(named, sent.agent, origin, sent.to.name), command)
         return
+    head = Text(f"[message of {state.agent}, session {state.id}]")
+    command = _input(state, sent, (head, *sent.parts), None)
     match sent.to.kind:
         case "parent":
-            target = state.origin.session if state.origin else ""
+            target, gone = state.origin.session if state.origin else "", f"The parent of session {state.id!r} is gone."
         case "child":
-            target = named
+            target, gone = named, f"Session {state.id!r} has no child {sent.to.name!r}; start it first."
         case "session":
-            target = await post.find(sent.to.name, state.tenant)
-    head = Text(f"[message of {state.agent}, session {state.id}]")
-    await post.copy(sent.parts, state.uid, target)
-    await post.send(target, _input(state, sent, (head, *sent.parts), None))
+            target, gone = await post.find(sent.to.name, state.tenant), f"Session {sent.to.name!r} is gone."
+    try:
+        await post.send(target, command, state.uid)
+    except NotFound:
+        raise NotFound(gone) from None
 
 
 def _input(state: SessionState, sent: MessageSent, parts: tuple[Part, ...], reply: Reply | None) -> SendInput:

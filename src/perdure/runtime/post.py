@@ -11,13 +11,15 @@ from typing import Protocol
 from perdure.core.accept import accept
 from perdure.core.commands import Command, EndChild, SendInput, StopRun
 from perdure.core.errors import Conflict, NotFound, Refused
-from perdure.core.events import Event, SessionOpened, Spent
+from perdure.core.events import Event, Reply, SessionOpened, Spent
 from perdure.core.messages import JSON, Media, Part
+from perdure.core.specs import Limits
 from perdure.core.state import SessionState, find_call
 from perdure.ports import Clock, Opening, SessionQuery, SessionRow, Store
 from perdure.runtime.agent import Binding
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.mail import Above, Birth
+from perdure.runtime.spending import spent_for
 from perdure.runtime.subagents import family_of
 from perdure.runtime.world import World
 
@@ -97,11 +99,14 @@ class Post:
         """Tells a parent how its call ended; it has heard of it, or does not want to any more."""
         await self._sessions.request(await self._sessions.load(parent), command)
 
-    async def send(self, session: str, command: SendInput) -> None:
-        await self._sessions.request(await self._sessions.load(session), command)
+    async def send(self, session: str, command: SendInput, source: str) -> None:
+        """An input for a session that is there, from the one of uid `source`."""
+        log = await self._sessions.load(session)
+        await self._copy(command.parts, source, session)
+        await self._sessions.request(log, command)
 
-    async def copy(self, parts: tuple[Part, ...], source: str, target: str) -> None:
-        """The bytes that a message names go with it."""
+    async def _copy(self, parts: tuple[Part, ...], source: str, target: str) -> None:
+        """The bytes that an input names go with it."""
         for part in parts:
             if isinstance(part, Media):
                 data = await self._store.load_artifact(source, part.artifact)
@@ -110,16 +115,9 @@ class Post:
     async def find(self, id: str, tenant: str) -> str:
         return (await self._sessions.find(id, tenant)).uid
 
-    async def spent_by(self, child: str) -> Spent:
-        """What a child has used in the run that is open, or was the last one, as far as anybody knows."""
-        try:
-            state = (await self._sessions.load(child)).state
-        except NotFound:
-            return Spent()
-        if state.run is not None:
-            run = state.run
-            return Spent(run.usage, run.cost_usd if run.is_priced else None, run.called)
-        return Spent()
+    async def spent_by(self, child: str, reply: Reply) -> Spent:
+        """What a child and those below it have used for a call, as far as anybody knows."""
+        return await spent_for(self._sessions.load, child, reply)
 
     async def is_wanted(self, state: SessionState) -> bool:
         """Whether a child's parent is there, and still waits for the run that is open or next."""
@@ -128,18 +126,24 @@ class Post:
             return True
         owed = state.run.replies if state.run else ()
         replies = [item.reply for item in owed] or [queued.reply for queued in state.queue if queued.reply]
+        if not replies:
+            return True  # somebody spoke to it directly
         try:
             parent = await self._sessions.load(origin.session)
+            await parent.refresh()
         except NotFound:
             return False
-        if not replies or not all(reply.call for reply in replies):
+        if not all(reply.call for reply in replies):
             return True
         calls = [find_call(parent.state.run, reply.call) for reply in replies]
         return any(call is not None and call.status != "ended" for call in calls)
 
-    def require(self, agent: str) -> None:
-        if self._sessions.known(agent) is None:
+    def limits_of(self, agent: str) -> Limits:
+        """Its own limits; NotFound if nobody knows the agent here."""
+        binding = self._sessions.known(agent)
+        if binding is None:
             raise NotFound(f"The agent {agent!r} is not known here; pass it in agents=[…].")
+        return binding.agent.limits
 
     def policies_above(self, state: SessionState) -> tuple[Above, ...] | None:
         """The agents above a child, whose policies it keeps to as well; None if one of them is not known here."""

@@ -7,15 +7,17 @@ from typing import Any, Generic
 
 from perdure.core.deltas import AttemptDiscarded, DeltasDropped, TextDelta
 from perdure.core.errors import Refused
-from perdure.core.events import InputAccepted, InputChanged, ModelResponded, RunEnded
+from perdure.core.events import InputAccepted, InputChanged, ModelResponded, RunEnded, Spent
 from perdure.core.state import RunSummary, SessionState
 from perdure.core.views import Pending
 from perdure.ports import Item, Record
 from perdure.runtime.agent import OutputT
-from perdure.runtime.family import follow_family, pending_in, until_still
+from perdure.runtime.family import pending_in, until_still
+from perdure.runtime.family_stream import follow_family
 from perdure.runtime.host import Host
 from perdure.runtime.log import SessionLog
 from perdure.runtime.results import RunResult
+from perdure.runtime.spending import spent_below
 
 
 class Run(Generic[OutputT]):
@@ -42,7 +44,7 @@ class Run(Generic[OutputT]):
     async def stream(self) -> AsyncIterator[Item]:
         """Records and deltas of this run, in order, and what its sub-agents do meanwhile; ends with it."""
         is_open = False
-        async for item in follow_family(self._host, self._host.world.store, self._log, self._after):
+        async for item in follow_family(self._host, self._host.world.store, self._log, self._after, self._after):
             if not isinstance(item, Record):
                 if is_open:
                     yield item
@@ -80,13 +82,16 @@ class Run(Generic[OutputT]):
         # Behind a run that waits, a queued input waits with it.
         await until_still(self._host, self._log, self._is_over)
         state = self._log.state
-        return self._result(state, () if self._is_over(state) else await pending_in(self._host, state))
+        if self._is_over(state):
+            return self._result(state, (), Spent())
+        pending = await pending_in(self._host, state)
+        return self._result(state, pending, await spent_below(self._host.load, state))
 
     def _is_over(self, state: SessionState) -> bool:
         number = state.taken.get(self._input)
         return number is not None and number <= len(state.ended)
 
-    def _result(self, state: SessionState, pending: tuple[Pending, ...]) -> RunResult[OutputT]:
+    def _result(self, state: SessionState, pending: tuple[Pending, ...], below: Spent) -> RunResult[OutputT]:
         number = state.taken.get(self._input)
         if number == 0:
             raise Refused(f"Input {self._input} was retracted before a run took it; send it again if it is wanted.")
@@ -97,8 +102,8 @@ class Run(Generic[OutputT]):
         return RunResult(
             number or 0,
             "waiting",
-            usage=run.usage,
-            cost_usd=run.cost_usd if run.is_priced else None,
+            usage=run.usage + below.usage,
+            cost_usd=run.cost_usd + below.cost_usd if run.is_priced and below.cost_usd is not None else None,
             turns=run.turn,
             pending=pending,
         )

@@ -31,6 +31,7 @@ from perdure.ports import Item, Model, Record, SessionRow
 from perdure.runtime import family, travel
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
+from perdure.runtime.family_stream import follow_family
 from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.host import Host
 from perdure.runtime.inbox import Waiting, edit_input, retract_input, waiting_in
@@ -328,7 +329,7 @@ class Session(Generic[OutputT]):
 
     async def stream(self, *, after: int = 0) -> AsyncIterator[Item]:
         """The past, then live, until the runtime closes; records never have a gap."""
-        async for item in family.follow_family(self._host, self._host.world.store, self._log, after):
+        async for item in follow_family(self._host, self._host.world.store, self._log, after):
             yield item
 
     async def records(self, *, after: int = 0, limit: int | None = None) -> list[Record]:

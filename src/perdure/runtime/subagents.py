@@ -11,7 +11,8 @@ import msgspec
 
 from perdure.core.codec import digest_of
 from perdure.core.errors import UsageError
-from perdure.core.events import OrphanPolicy
+from perdure.core.events import CallEnded, OrphanPolicy, Spent
+from perdure.core.messages import Text
 from perdure.core.specs import Limits
 
 ChildKind: TypeAlias = Literal["new", "kept", "named"]
@@ -42,6 +43,11 @@ class SubAgent(msgspec.Struct, frozen=True, eq=False):
             raise UsageError(f"{label}(child={self.child!r}): take 'new', 'kept' or 'named'.")
         if self.orphan not in get_args(OrphanPolicy):
             raise UsageError(f"{label}(orphan={self.orphan!r}): take 'end' or 'finish'.")
+        if self.limits is not None and not isinstance(self.limits, Limits):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+            raise UsageError(f"{label}(limits={self.limits!r}): give Limits(…), or None.")
+        for name in ("hooks", "tools"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{label}({name}={getattr(self, name)!r}): True gives the child the parent's too.")
 
     def uid(self, parent: str, tool: str, call: int, name: str) -> str:
         """Where a call's child lives: the same place after a crash, and for a kept one at the next call."""
@@ -53,6 +59,12 @@ class SubAgent(msgspec.Struct, frozen=True, eq=False):
 def child_uid(parent: str, name: str) -> str:
     """The session of a child that has a name."""
     return digest_of(parent, "child", name)[:20]
+
+
+def end_deleted(call: int, name: str, spent: Spent | None = None) -> CallEnded:
+    """The end of a call whose child's session is gone."""
+    text = f"The session of {name} was deleted; it is not known what it has done until then."
+    return CallEnded(call, "unknown", (Text(text),), in_doubt=True, spent=spent)
 
 
 def family_of(parent: str, metadata: dict[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from perdure.core.calls import Call
 from perdure.core.events import (
     CallAdvanced,
     CallDecided,
+    CallEnded,
     Event,
     HistoryCompacted,
     InputAccepted,
@@ -42,7 +43,7 @@ def _given_now(state: SessionState, item: Item) -> Iterable[Event]:
     match item.event:
         case InputAccepted() as event:
             return (replace(event, input=state.inputs + 1),)
-        case CallDecided() | CallAdvanced() as event:
+        case CallDecided() | CallAdvanced() | CallEnded() as event:
             return _for_call(state, event, item.key)
         case StopRequested() as event:
             return (replace(event, run=state.run.run if state.run else state.runs + 1),)
@@ -56,7 +57,7 @@ def _given_now(state: SessionState, item: Item) -> Iterable[Event]:
             return (event,)
 
 
-def _for_call(state: SessionState, event: CallDecided | CallAdvanced, key: CallKey | None) -> list[Event]:
+def _for_call(state: SessionState, event: CallDecided | CallAdvanced | CallEnded, key: CallKey | None) -> list[Event]:
     """The call of the same tool and arguments that waits for this."""
     run = state.run
     calls = (*run.background, *run.calls) if run else ()
@@ -64,12 +65,14 @@ def _for_call(state: SessionState, event: CallDecided | CallAdvanced, key: CallK
     found = next((call for call in same if call.ordinal == event.call), same[0] if same else None)
     if found is None:
         return []
-    if isinstance(event, CallAdvanced):
+    if isinstance(event, CallAdvanced | CallEnded):
         return [replace(event, call=found.ordinal)]
     return [replace(event, call=found.ordinal, pause=found.pauses if event.pause else 0)]
 
 
-def _waits_for(call: Call, event: CallDecided | CallAdvanced) -> bool:
+def _waits_for(call: Call, event: CallDecided | CallAdvanced | CallEnded) -> bool:
+    if isinstance(event, CallEnded):
+        return bool(call.child) and call.status in ("suspended", "recalled", "interrupted")
     if isinstance(event, CallAdvanced):
         return call.status == "started" and not call.operation
     return call.pause is not None if event.pause else bool(call.background)

@@ -19,15 +19,20 @@ from perdure.core.actions import (
     CallModel,
     CheckCall,
     CompactHistory,
+    DeliverMessage,
     EndOperation,
+    RecallChild,
+    ReportEnd,
     RunTool,
 )
 from perdure.core.errors import Refused
 from perdure.core.events import (
     CallChecked,
     CallEnded,
+    CallSuspended,
     Event,
     HistoryCompacted,
+    MessageSettled,
     ModelFailed,
     ModelResponded,
     RunResumed,
@@ -42,6 +47,7 @@ from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
 from perdure.runtime.log import SessionLog
 from perdure.runtime.perform_check import bound_of
+from perdure.runtime.perform_family import is_over
 from perdure.runtime.perform_model import number_calls
 from perdure.runtime.wishes import Prepared
 from perdure.runtime.world import World
@@ -116,6 +122,8 @@ class Conductor:
     async def _stand_in(self, desk: Desk, action: Action) -> Event | None:
         if isinstance(action, CheckCall):
             return self._prepared(desk, action)
+        if isinstance(action, RecallChild | ReportEnd | DeliverMessage):
+            return await self._stand_in_for_errand(desk, action)
         if not isinstance(action, CallModel | RunTool | EndOperation | CompactHistory):
             return None
         if self._asks and isinstance(action, CompactHistory):
@@ -133,6 +141,17 @@ class Conductor:
             if self._waiting.get(slot_of(action)) is waiting:
                 del self._waiting[slot_of(action)]
         return None if self._is_asked(action) else self._landing(desk, waiting)
+
+    async def _stand_in_for_errand(self, desk: Desk, action: RecallChild | ReportEnd | DeliverMessage) -> Event:
+        """Nobody else is reached: what others said is in the record, and comes at its place."""
+        match action:
+            case ReportEnd(input=input):
+                return MessageSettled(input=input)
+            case DeliverMessage(message=message):
+                return self._recorded.settled.get(message, MessageSettled(message))
+            case RecallChild(call=call):
+                await desk.log.until(lambda state: is_over(state, call))
+                return CallEnded(call, "unknown")
 
     def _prepared(self, desk: Desk, action: CheckCall) -> CallChecked | None:
         """The check of a call that was prepared then: nobody prepares it again."""
@@ -199,7 +218,7 @@ class Conductor:
                 return event
             case CompactHistory(view=view), HistoryCompacted():
                 return replace(event, view=view)
-            case RunTool(call=call) | EndOperation(call=call), CallEnded():
+            case RunTool(call=call) | EndOperation(call=call), CallEnded() | CallSuspended():
                 return replace(event, call=call)
             case CompactHistory(view=view, cause=cause), _:
                 return HistoryCompacted(view, cause, error="the record has no such compaction")
@@ -241,6 +260,8 @@ class Conductor:
         for action in next_actions(state):
             match action:
                 case CompactHistory() | EndOperation() if slot_of(action) in self._waiting:
+                    pass
+                case RecallChild():
                     pass
                 case AbortCall(call=slot) if slot in self._waiting:
                     pass

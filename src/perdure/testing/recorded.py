@@ -17,12 +17,14 @@ from perdure.core.events import (
     CallChecked,
     CallDecided,
     CallEnded,
+    CallSuspended,
     Event,
     HistoryCompacted,
     HistoryCut,
     HistoryImported,
     InputAccepted,
     InputChanged,
+    MessageSettled,
     ModelFailed,
     ModelResponded,
     Noted,
@@ -72,6 +74,7 @@ class Recorded:
         self.compactions: deque[Item] = deque()
         self.results: defaultdict[CallKey, deque[Item]] = defaultdict(deque)
         self.checks: defaultdict[CallKey, deque[Item]] = defaultdict(deque)
+        self.settled: dict[int, MessageSettled] = {}
         self.state = fold([record.event for record in records[:start]])
         self._group = 0
         for index, record in enumerate(records[start:], start):
@@ -89,7 +92,7 @@ class Recorded:
         queue = self.results.get(key)
         if not queue:
             return None
-        own = [item for item in queue if isinstance(item.event, CallEnded) and item.event.call == ordinal]
+        own = [i for i in queue if isinstance(i.event, CallEnded | CallSuspended) and i.event.call == ordinal]
         found = own[0] if own else queue[0]
         queue.remove(found)
         return found
@@ -102,8 +105,14 @@ class Recorded:
                 self.answers.append(item)
             case HistoryCompacted(cause=cause) if cause != "request":
                 self.compactions.append(item)
-            case CallEnded() if key := _landed(state, event):
+            case CallEnded() | CallSuspended(kind="child") if key := _landed(state, event):
                 self.results[key].append(Item(index, self._group, item.place, event, key))
+                # How a child ended is heard by a call that waits for it, not before.
+                self._group += isinstance(event, CallSuspended)
+            case CallEnded(call=ordinal) if _is_away(state, ordinal):
+                self.given.append(Item(index, self._group, item.place, event, _key_of(state, ordinal)))
+            case MessageSettled(message=number) if number:
+                self.settled[number] = event
             case CallDecided():
                 self.given.append(Item(index, self._group, item.place, event, _key_of(state, event.call)))
             case CallAdvanced(background=False):
@@ -174,7 +183,13 @@ def _listens(state: SessionState, ordinal: int) -> bool:
     return call is not None and any(tool.listens for tool in tools if tool.name == call.name)
 
 
-def _landed(state: SessionState, event: CallEnded) -> CallKey | None:
+def _is_away(state: SessionState, ordinal: int) -> bool:
+    """Whether a sub-agent's session goes on for the call: how that ends comes from outside."""
+    call = find_call(state.run, ordinal)
+    return call is not None and (call.is_away or (bool(call.child) and call.status == "interrupted"))
+
+
+def _landed(state: SessionState, event: CallEnded | CallSuspended) -> CallKey | None:
     """The key of a call that was under way, or whose operation was told to end; other ends follow from the log."""
     run = state.run
     call = find_call(run, event.call)

@@ -140,8 +140,11 @@ async def _adopt(part: Part, store: Store, clock: Clock) -> str:
 def _renamed(event: Event, home: str, agent: str) -> Event:
     """The agent of then is this one; those that took over keep their names."""
     match event:
-        case SessionOpened(agent=name) if name == home:
-            return msgspec.structs.replace(event, agent=agent)
+        case SessionOpened(agent=name, origin=origin):
+            # A sub-agent's parent is not there; whom it would tell, nobody asks.
+            is_child = origin is not None and bool(origin.agents)
+            renamed = agent if name == home else name
+            return msgspec.structs.replace(event, agent=renamed, origin=None if is_child else origin)
         case AgentPinned(spec=spec) if spec.name == home:
             return msgspec.structs.replace(event, spec=msgspec.structs.replace(spec, name=agent))
         case _:
