@@ -192,7 +192,7 @@ class Simulation:
                 self.end_child()
             elif dice < 0.23:
                 self.send(self._any_message())
-            elif dice < 0.30 and COMPACTION in self.flights:
+            elif dice < 0.42 and COMPACTION in self.flights:
                 self.send(CompactView(self._any_compaction(CompactHistory("request", self.state.view))))
             elif not self.step():
                 self.send(self._any_decision() if self.state.run else self._any_pastime())
