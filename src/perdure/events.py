@@ -25,6 +25,7 @@ from perdure.core.events import (
     SettingsChanged,
     StateChanged,
     StopRequested,
+    TriggerSet,
 )
 
 __all__ = [
@@ -52,4 +53,5 @@ __all__ = [
     "SettingsChanged",
     "StateChanged",
     "StopRequested",
+    "TriggerSet",
 ]

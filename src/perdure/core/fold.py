@@ -38,10 +38,11 @@ from perdure.core.events import (
     SettingsChanged,
     StateChanged,
     StopRequested,
+    TriggerSet,
 )
 from perdure.core.guards import after_answer, after_call, after_results, grace_of, nudge_answer, nudge_results
 from perdure.core.history import compact, cut, has_room, heard, pin_agent, ratio_of, with_view
-from perdure.core.inputs import change_input, drop_pushes, queue_input, take_inputs
+from perdure.core.inputs import change_input, drop_pushes, queue_input, set_trigger, take_inputs
 from perdure.core.messages import (
     JSON,
     Text,
@@ -89,6 +90,8 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return change_input(replace(state, seq=seq), event)
         case StateChanged():
             return _on_state_changed(replace(state, seq=seq), event)
+        case TriggerSet():
+            return set_trigger(replace(state, seq=seq), event)
         case HistoryCompacted():
             return compact(replace(state, seq=seq), event)
         case HistoryCut():
@@ -155,7 +158,10 @@ def _with_remembered(state: SessionState, event: CallDecided) -> tuple[Remembere
 
 
 def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
-    """A fork leaves the inputs that waited to its parent; their keys are free again, or nobody could ever use them."""
+    """A fork leaves the inputs that waited to its parent; their keys are free again, or nobody could ever use them.
+
+    Triggers stay with the parent too: what they were set for happens once.
+    """
     left = [queued.key for queued in state.queue if queued.key is not None]
     return replace(
         state,
@@ -170,6 +176,7 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         queue=(),
         vetted={},
         early_stop=None,
+        triggers={},
         keys=state.keys.without(left) if left else state.keys,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from perdure.core.events import InputAccepted, InputChanged
+from perdure.core.events import InputAccepted, InputChanged, TriggerSet
 from perdure.core.history import heard
 from perdure.core.messages import UserMessage
 from perdure.core.state import KeyedInput, SessionState
@@ -46,6 +46,13 @@ def change_input(state: SessionState, event: InputChanged) -> SessionState:
     if event.vetted or event.blocked:
         vetted = {**vetted, event.input: event.blocked}
     return replace(state, queue=tuple(changed), vetted=vetted)
+
+
+def set_trigger(state: SessionState, event: TriggerSet) -> SessionState:
+    triggers = {**state.triggers, event.name: event}
+    if event.trigger is None:
+        del triggers[event.name]
+    return replace(state, triggers=triggers)
 
 
 def take_inputs(state: SessionState, inputs: tuple[int, ...], run: int) -> SessionState:

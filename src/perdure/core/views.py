@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import replace
+
 from perdure.core.accept import pending_id
 from perdure.core.codec import decode_json
 from perdure.core.events import PauseKind
 from perdure.core.messages import JSON, Plain
 from perdure.core.rules import next_actions
+from perdure.core.specs import Files
 from perdure.core.state import SessionState, in_flight
 
 Status = Literal["idle", "running", "waiting"]
@@ -28,7 +31,10 @@ class Pending(Plain, frozen=True):
 
 
 class Summary(Plain, frozen=True):
-    """What a store keeps beside the log, in the same transaction: true for the head it was made for."""
+    """What a store keeps beside the log, in the same transaction: true for the head it was made for.
+
+    `triggers` is how many there are, `watches` how many of them wait for files.
+    """
 
     agent: str
     status: Status = "idle"
@@ -36,6 +42,8 @@ class Summary(Plain, frozen=True):
     wake_at: float | None = None
     pending: tuple[Pending, ...] = ()
     title: str = ""
+    triggers: int = 0
+    watches: int = 0
 
 
 def pending_of(state: SessionState) -> tuple[Pending, ...]:
@@ -70,7 +78,15 @@ def summarise(state: SessionState) -> Summary:
     times = [p.expires_at for p in pending if p.expires_at is not None] if pending else []
     if state.queue:
         times += [queued.at for queued in state.queue if queued.at is not None]
-    return Summary(state.agent, status, runnable, min(times, default=None), pending, state.title)
+    summary = Summary(state.agent, status, runnable, min(times, default=None), pending, state.title)
+    return _with_triggers(summary, state) if state.triggers else summary
+
+
+def _with_triggers(summary: Summary, state: SessionState) -> Summary:
+    live = [trigger for trigger in state.triggers.values() if not trigger.is_paused]
+    times = [at for at in (summary.wake_at, *(trigger.next_at for trigger in live)) if at is not None]
+    watches = sum(isinstance(trigger.trigger, Files) for trigger in live)
+    return replace(summary, wake_at=min(times, default=None), triggers=len(state.triggers), watches=watches)
 
 
 def _shown(arguments: str) -> JSON:

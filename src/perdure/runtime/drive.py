@@ -45,6 +45,7 @@ from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
+from perdure.runtime.firing import due_events
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, slot_of
 from perdure.runtime.hook_phases import may_push
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
@@ -251,7 +252,7 @@ class Driver:
         return bool(self._desk.hooks.natural_end) and may_push(state, end)
 
     def _add_due(self, change: Change) -> None:
-        """What the clock says: a run out of time, suspended calls past theirs."""
+        """What the clock says: a run out of time, suspended calls past theirs, triggers whose time has come."""
         state = change.after
         run = state.run
         if run is not None and self._time_left(state) <= 0:
@@ -259,6 +260,8 @@ class Driver:
         calls = run.calls if run is not None else ()
         if [call for call in calls if call.pause and call.pause.expires_at is not None] or state.queue:
             change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
+        if state.triggers:
+            change.add(due_events(change.after, self._world.clock.now()))
 
     def _time_left(self, state: SessionState) -> float:
         run = state.run
@@ -439,6 +442,7 @@ class Driver:
         left = self._time_left(self._log.state)
         times = [call.pause.expires_at for call in (run.calls if run else ()) if call.pause]
         times += [queued.at for queued in self._log.state.queue]
+        times += [trigger.next_at for trigger in self._log.state.triggers.values()]
         for at in times:
             left = left if at is None else min(left, at - self._world.clock.now())
         if left != float("inf"):

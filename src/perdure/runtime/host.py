@@ -33,6 +33,7 @@ from perdure.runtime.observers import tell_session_end
 from perdure.runtime.perform import compact_aside
 from perdure.runtime.perform_compaction import NOTHING, OVERTAKEN, failed
 from perdure.runtime.shared_state import SHARED, SharedState
+from perdure.runtime.watching import Watching
 from perdure.runtime.world import World, schema_key
 
 KEPT_WARM = 100
@@ -55,6 +56,7 @@ class Host:
         self._shared: dict[str, SharedState] = {}
         self._dropped: set[str] = set()
         self._stopping = False
+        self.watching = Watching(world, self.load, self.rows, self.submit)
 
     async def start(self) -> None:
         if self._engine is not None:
@@ -67,6 +69,7 @@ class Host:
         for driver in self._drivers.values():
             driver.leave()
         if self._engine is not None:
+            await self.watching.stop()
             await self._engine.drain(grace)
             await self.world.store.leave(self._owner)
         for log in list(self._logs.values()):
@@ -182,7 +185,7 @@ class Host:
                     yield row
             if page.cursor is None:
                 return
-            query = SessionQuery(query.tenant, query.agent, query.status, query.metadata, query.pending, page.cursor)
+            query = replace(query, cursor=page.cursor)
 
     async def pending(self, tenant: str | None) -> list[Pending]:
         query = SessionQuery(tenant=tenant, pending=True)
@@ -383,6 +386,7 @@ class Host:
     async def _sweep(self) -> Sequence[str]:
         now = self.world.clock.now()
         found = await self.world.store.runnable(list(self._bindings), now=now)
+        await self.watching.look(self._bindings.keys())
         return [*found, *self._dropped.difference(found)]
 
     def _keep(self, log: SessionLog) -> SessionLog:

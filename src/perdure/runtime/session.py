@@ -13,14 +13,14 @@ from perdure.core.codec import digest_of, encode_json
 from perdure.core.commands import CancelBackground, ChangeSettings, ContinueRun, Decide, DecideAll, SendInput, StopRun
 from perdure.core.deltas import Delta
 from perdure.core.errors import Conflict
-from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted
+from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted, TriggerSet
 from perdure.core.messages import JSON, Message, Usage
-from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
+from perdure.core.specs import Busy, Limits, Missed, ModelSettings, Overrides, ToolSpec, TriggerSpec
 from perdure.core.state import SessionState
 from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending, pending_of
 from perdure.ports import Model, Record
-from perdure.runtime import travel
+from perdure.runtime import travel, triggers
 from perdure.runtime.agent import OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.follow import follow
@@ -285,6 +285,34 @@ class Session(Generic[OutputT]):
         """From the next turn on this model answers, with the whole history; None for the agent's own again."""
         name = "" if model is None else self._name_of(model)
         await self._host.request(self._log, ChangeSettings(name or "", settings or ModelSettings()))
+
+    async def set_trigger(
+        self,
+        name: str,
+        trigger: TriggerSpec,
+        template: str,
+        *,
+        missed: Missed = "once",
+        busy: Busy = "queue",
+        by: str = "",
+    ) -> TriggerSet:
+        """From now on the session gets such an input by itself: at times, or when files change. Again: no change."""
+        wanted = TriggerSet(name, trigger, template, missed, busy, by=by)
+        return await triggers.set_trigger(self._host, self._log, wanted)
+
+    async def triggers(self) -> dict[str, TriggerSet]:
+        """The session's triggers by name, with when they fired last, when they are due next and what went wrong."""
+        return await triggers.read_triggers(self._log)
+
+    async def pause_trigger(self, name: str, *, by: str = "") -> None:
+        await triggers.pause_trigger(self._host, self._log, name, by)
+
+    async def resume_trigger(self, name: str, *, by: str = "") -> None:
+        """From now on; what would have come meanwhile is left out."""
+        await triggers.resume_trigger(self._host, self._log, name, by)
+
+    async def remove_trigger(self, name: str, *, by: str = "") -> None:
+        await triggers.remove_trigger(self._host, self._log, name, by)
 
     async def delete(self) -> None:
         await self._host.delete(self._log)

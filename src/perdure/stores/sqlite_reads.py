@@ -50,8 +50,8 @@ def page(connection: Connection, query: SessionQuery, before: int | None) -> Ses
     for item in query.metadata.items():
         sql += " AND no IN (SELECT no FROM metadata WHERE key = ? AND value = ?)"
         values += item
-    if query.pending:
-        sql += " AND pending IS NOT NULL"
+    for column in [name for name in ("pending", "triggers", "watches") if getattr(query, name)]:
+        sql += f" AND {column} IS NOT NULL"
     rows = connection.execute(f"{sql} ORDER BY no DESC LIMIT ?", (*values, query.limit + 1)).fetchall()
     shown = rows[: query.limit]
     cursor = terms.encode_cursor(shown[-1][0]) if len(rows) > len(shown) else None

@@ -31,6 +31,7 @@ from perdure.core.events import (
     SettingsChanged,
     StateChanged,
     StopRequested,
+    TriggerSet,
 )
 from perdure.core.fold import evolve, fold
 from perdure.core.rules import next_actions
@@ -115,7 +116,8 @@ class Recorded:
                 self._group += 1
             case _ if _is_given(event):
                 self.given.append(item)
-            case Noted():
+            case Noted() | TriggerSet():
+                # What a trigger sent was given; a replay sets none, so nothing is sent twice.
                 pass
             case _:
                 self._group += 1
