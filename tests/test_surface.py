@@ -70,6 +70,7 @@ KINDS = [
     "SettingsChanged",
     "StateChanged",
     "StopRequested",
+    "TriggerSet",
 ]
 
 TESTING = {

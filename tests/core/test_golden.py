@@ -64,6 +64,7 @@ def _later(state: SessionState) -> dict[str, Any]:
         "model": state.run.model if state.run else "",
         "revealed": list(state.revealed),
         "vetted": {str(number): why for number, why in state.vetted.items()},
+        "triggers": [[known.name, known.next_at, known.is_paused, known.fired] for known in state.triggers.values()],
         "waits": [[queued.input, queued.at, queued.by] for queued in state.queue if queued.at or queued.by],
     }
     return {name: value for name, value in shown.items() if value}

@@ -25,8 +25,8 @@ NICKNAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-NEAR = timedelta(days=2)
-"""So far a match is trusted on the wall clock of now: no zone changes its clocks twice in that time."""
+NEAR = 86_400.0
+"""Seconds in which no zone changes its clocks twice, and more than any sets them back."""
 
 EPOCH = datetime(1970, 1, 1)
 
@@ -37,7 +37,7 @@ def zone(name: str) -> tzinfo:
         return UTC
     try:
         return ZoneInfo(name)
-    except (OSError, ValueError, TypeError):
+    except (KeyError, OSError, ValueError):
         raise UsageError(
             f"There is no time zone {name!r} here; write it like 'Europe/Berlin', or install tzdata if all are missing."
         ) from None
@@ -96,18 +96,20 @@ def _on_the_wall(matches: _Matches, clock: tzinfo, after: float) -> float | None
     offset = _offset(clock, after)
     wall = _wall(after, offset)
     while (match := matches.after(wall)) is not None:
-        if match - wall > NEAR:
-            after = (match - EPOCH).total_seconds() - offset - NEAR.total_seconds() / 2
+        found = (match - EPOCH).total_seconds() - offset
+        near = min(found, after + NEAR)
+        if _offset(clock, near) != offset:
+            # Before that, clocks are changed: what is the first that they show then?
+            after = _change(clock, after, near)
+            offset = _offset(clock, after)
+            wall = _wall(after, offset) - timedelta(seconds=1)
+        elif near == found:
+            return found
+        else:
+            # The wall clock shows nothing that fits until then, however it is changed.
+            after = found - NEAR
             offset = _offset(clock, after)
             wall = _wall(after, offset)
-            continue
-        found = (match - EPOCH).total_seconds() - offset
-        if _offset(clock, found) == offset:
-            return found
-        # Before that, clocks are changed: what is the first that they show then?
-        after = _change(clock, after, found)
-        offset = _offset(clock, after)
-        wall = _wall(after, offset) - timedelta(seconds=1)
     return None
 
 

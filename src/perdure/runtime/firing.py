@@ -75,7 +75,7 @@ def _fire(state: SessionState, known: TriggerSet, now: float) -> list[Event]:
         again = replace(known, next_at=now + ASK_AGAIN_AFTER, error=str(error))
         return [again] if known.error == again.error else [_failed(known, now, str(error)), again]
     settled = replace(known, until=until, next_at=following, error="" if times else known.error)
-    occasions = [Occasion(at, f"trigger {known.name} {at:f}") for at in times]
+    occasions = [Occasion(at, f"trigger {known.name} {_local(at, 'UTC').isoformat()}") for at in times]
     sent = _send(state, settled, occasions)
     if latest is None or (times and times[-1] == latest):
         return sent
@@ -141,7 +141,7 @@ def _send(state: SessionState, settled: TriggerSet, occasions: Sequence[Occasion
 
 
 def _command(known: TriggerSet, occasion: Occasion) -> SendInput:
-    local = datetime.fromtimestamp(occasion.at, zone(zone_of(known.trigger)) if known.trigger else None)
+    local = _local(occasion.at, zone_of(known.trigger) if known.trigger else "UTC")
     values = {
         "name": known.name,
         "time": local.isoformat(timespec="seconds"),
@@ -152,6 +152,10 @@ def _command(known: TriggerSet, occasion: Occasion) -> SendInput:
     }
     text = fill_in(known.template, values)
     return SendInput((Text(text),), known.busy, occasion.key, by=f"trigger {known.name}")
+
+
+def _local(at: float, tz: str) -> datetime:
+    return datetime.fromtimestamp(at, zone(tz))
 
 
 def _failed(known: TriggerSet, at: float, detail: str) -> Noted:
