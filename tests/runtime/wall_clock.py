@@ -11,14 +11,11 @@ MINUTE = timedelta(minutes=1)
 
 def fires(line: str, tz: str, start: float, end: float) -> list[float]:
     """The minutes behind `start` and before `end` at which the line is due."""
-    zone = ZoneInfo(tz)
     minute, hour, *_ = line.split()
     has_star = minute.startswith("*") or hour.startswith("*")
-    latest = datetime.fromtimestamp(start, zone).replace(tzinfo=None)
+    (_, latest), *minutes = _walls(tz, start - start % 60, end)
     found: list[float] = []
-    at = start - start % 60 + 60
-    while at < end:
-        wall = datetime.fromtimestamp(at, zone).replace(tzinfo=None)
+    for at, wall in minutes:
         if has_star:
             is_due = _fits(line, wall)
         else:
@@ -29,8 +26,15 @@ def fires(line: str, tz: str, start: float, end: float) -> list[float]:
                 is_due = is_due or _fits(line, latest)
         if is_due:
             found.append(at)
-        at += 60
     return found
+
+
+@cache
+def _walls(tz: str, start: float, end: float) -> list[tuple[float, datetime]]:
+    """Every minute, and what the wall clock shows then."""
+    zone = ZoneInfo(tz)
+    times = [start + 60 * number for number in range(round((end - start) / 60))]
+    return [(at, datetime.fromtimestamp(at, zone).replace(tzinfo=None)) for at in times]
 
 
 def _fits(line: str, wall: datetime) -> bool:

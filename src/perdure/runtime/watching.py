@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from functools import partial
 
 from perdure.core.errors import Conflict, NotFound, StoreError, UsageError
@@ -27,6 +28,9 @@ TRIES = 20
 
 Place = tuple[str, str]
 """A session and the name of a trigger."""
+
+Identity = tuple[int, int]
+"""Device and number of a file."""
 
 
 class Watching:
@@ -47,6 +51,7 @@ class Watching:
         self._wanted: dict[Place, Files] = {}
         self._dirty: set[Place] = set()
         self._ear: Ear | None = None
+        self._present: dict[str, Identity] = {}
         self._problem = ""
         self._task: asyncio.Task[None] | None = None
         self._looked = float("-inf")
@@ -70,13 +75,11 @@ class Watching:
         self._dirty |= {place for place, files in wanted.items() if self._wanted.get(place) != files}
         self._wanted, self._logs = wanted, logs
         paths = {files.path for files in wanted.values()}
-        self._listen(
-            await self._world.threads.submit(lambda: frozenset(filter(os.path.exists, paths))) if paths else ()
-        )
+        self._listen(await self._world.threads.submit(partial(_present, paths)) if paths else {})
         self._work()
 
     async def stop(self) -> None:
-        self._listen(())
+        self._listen({})
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -93,18 +96,22 @@ class Watching:
 
     # Listening
 
-    def _listen(self, paths: Collection[str]) -> None:
+    def _listen(self, present: dict[str, Identity]) -> None:
         """To these paths; what happened while nobody did is found by looking."""
-        if self._ear is not None and self._ear.paths == frozenset(paths):
+        if self._present == present and (self._ear is not None or not present):
             return
         if self._ear is not None:
             self._ear.close()
-        self._ear = Ear(paths, self._hear, self._go_deaf) if paths else None
+        self._ear = Ear(present, self._hear, self._go_deaf) if present else None
+        self._present = present
         self._dirty |= self._wanted.keys()
 
     def _hear(self, paths: Iterable[str]) -> None:
         self._problem = ""
         changed = list(paths)
+        for path in changed:
+            # It may have gone and come back as another one, which this ear does not hear.
+            self._present.pop(path, None)
         near = {place for place, files in self._wanted.items() if any(_is_in(path, files.path) for path in changed)}
         # Some systems name a file by another path than the one that was asked for.
         self._dirty |= near or self._wanted.keys()
@@ -159,6 +166,7 @@ class Watching:
             after = await threads.submit(partial(scan, files))
         except (UsageError, OSError) as error:
             problem = str(error)
+            self._present.pop(files.path, None)
             return lambda _: watch_events(known, problem, now)
         before = await load_listing(store, uid, known.artifact)
         changes = await threads.submit(partial(compare, files, before, after, now))
@@ -166,6 +174,16 @@ class Watching:
             return lambda _: watch_events(known, self._problem, now)
         artifact = await save_listing(store, uid, after)
         return lambda state: changed_events(state, known, changes, artifact, now)
+
+
+def _present(paths: Iterable[str]) -> dict[str, Identity]:
+    """Those that are there. A folder that was made anew is another one: an ear that hears the old one hears nothing."""
+    found: dict[str, Identity] = {}
+    for path in paths:
+        with suppress(OSError):
+            stat = os.stat(path)
+            found[path] = (stat.st_dev, stat.st_ino)
+    return found
 
 
 def _watched(log: SessionLog) -> dict[Place, Files]:
