@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
-from zoneinfo import ZoneInfo
 
 from perdure.core.errors import UsageError
 
@@ -35,6 +34,8 @@ def zone(name: str) -> tzinfo:
     """The time zone of that name, from the machine's own data or from the package tzdata."""
     if name == "UTC":
         return UTC
+    from zoneinfo import ZoneInfo
+
     try:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError):
