@@ -248,7 +248,7 @@ def test_changes_that_nobody_saw_for_a_minute_are_skipped_if_so_wanted() -> None
     made = changed_events(state, trigger, [late, fresh], "after", NOW)
     (sent,) = [event for event in made if isinstance(event, InputAccepted)]
     assert sent.parts[0].text == "/inbox/b|added /inbox/b"  # type: ignore[union-attr]
-    assert [event.data["detail"] for event in made if isinstance(event, Noted)] == ["1 changes"]
+    assert [event.data["detail"] for event in made if isinstance(event, Noted)] == ["1 change"]
     only_late = changed_events(state, trigger, [late], "after", NOW)
     assert [type(event) for event in only_late] == [TriggerSet, Noted]
     assert fold(only_late, state).triggers["inbox"].artifact == "after"

@@ -69,7 +69,7 @@ def _fire(state: SessionState, known: TriggerSet, now: float) -> list[Event]:
         latest = latest_until(known.trigger, known.until, now)
         until = known.until if latest is None else latest
         following = next_after(known.trigger, until)
-        times = [] if latest is None else _times(known, known.trigger, latest, now)
+        times = [] if latest is None or _waits(state, known) else _times(known, known.trigger, latest, now)
     except PerdureError as error:
         # Perhaps only this process cannot work it out; what is missed meanwhile, the policy settles.
         again = replace(known, next_at=now + ASK_AGAIN_AFTER, error=str(error))
@@ -77,10 +77,15 @@ def _fire(state: SessionState, known: TriggerSet, now: float) -> list[Event]:
     settled = replace(known, until=until, next_at=following, error="" if times else known.error)
     occasions = [Occasion(at, f"trigger {known.name} {_local(at, 'UTC').isoformat()}") for at in times]
     sent = _send(state, settled, occasions)
-    if latest is None or (times and times[-1] == latest):
+    if latest is None or _waits(state, known) or (times and times[-1] == latest):
         return sent
     why = "they were missed too long ago" if known.missed == "skip" else f"more than {MOST:,} were missed"
     return [*sent, Noted(LEFT_OUT, {"trigger": known.name, "until": latest, "detail": why})]
+
+
+def _waits(state: SessionState, known: TriggerSet) -> bool:
+    """An input of it that nobody has taken stands for what comes after it, or a run that waits would be buried."""
+    return known.missed != "all" and any(queued.by == _speaker(known) for queued in state.queue)
 
 
 def _times(known: TriggerSet, trigger: TriggerSpec, latest: float, now: float) -> list[float]:
@@ -112,7 +117,8 @@ def changed_events(
     left = len(changes) - sum(map(len, groups[:MOST]))
     if not left:
         return sent
-    return [*sent, Noted(LEFT_OUT, {"trigger": known.name, "until": at, "detail": f"{left:,} changes"})]
+    detail = f"{left:,} changes" if left > 1 else "1 change"
+    return [*sent, Noted(LEFT_OUT, {"trigger": known.name, "until": at, "detail": detail})]
 
 
 def watch_events(known: TriggerSet, problem: str, now: float) -> list[Event]:
@@ -151,7 +157,11 @@ def _command(known: TriggerSet, occasion: Occasion) -> SendInput:
         "changes": occasion.changes,
     }
     text = fill_in(known.template, values)
-    return SendInput((Text(text),), known.busy, occasion.key, by=f"trigger {known.name}")
+    return SendInput((Text(text),), known.busy, occasion.key, by=_speaker(known))
+
+
+def _speaker(known: TriggerSet) -> str:
+    return f"trigger {known.name}"
 
 
 def _local(at: float, tz: str) -> datetime:

@@ -386,7 +386,7 @@ class Host:
     async def _sweep(self) -> Sequence[str]:
         now = self.world.clock.now()
         found = await self.world.store.runnable(list(self._bindings), now=now)
-        await self.watching.look(self._bindings.keys())
+        self.watching.look(self._bindings.keys())
         return [*found, *self._dropped.difference(found)]
 
     def _keep(self, log: SessionLog) -> SessionLog:

@@ -54,18 +54,26 @@ class Watching:
         self._present: dict[str, Identity] = {}
         self._problem = ""
         self._task: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
         self._looked = float("-inf")
 
     def hurry(self) -> None:
         """A trigger was set here: look at the next opportunity."""
         self._looked = float("-inf")
 
-    async def look(self, agents: Collection[str]) -> None:
-        """Finds what is to be watched now; cheap, for it is asked for again and again."""
+    def look(self, agents: Collection[str]) -> None:
+        """Finds what is to be watched now, beside everything else: a disk that hangs must hold up nobody."""
         now = self._world.clock.monotonic()
-        if now - self._looked < LOOK_EVERY:
-            return
-        self._looked = now
+        if now - self._looked >= LOOK_EVERY and (self._finding is None or self._finding.done()):
+            self._looked = now
+            self._finding = asyncio.get_running_loop().create_task(self._find(tuple(agents)))
+
+    async def _find(self, agents: Collection[str]) -> None:
+        # What the store cannot tell now, it is asked for again soon.
+        with suppress(StoreError):
+            await self._find_wanted(agents)
+
+    async def _find_wanted(self, agents: Collection[str]) -> None:
         wanted: dict[Place, Files] = {}
         logs: dict[str, SessionLog] = {}
         async for row in self._rows(SessionQuery(watches=True)):
@@ -79,11 +87,11 @@ class Watching:
         self._work()
 
     async def stop(self) -> None:
-        self._listen({})
-        task, self._task = self._task, None
-        if task is not None:
+        tasks = [task for task in (self._finding, self._task) if task is not None]
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listen({})
 
     async def _log(self, row: SessionRow) -> SessionLog | None:
         try:
@@ -103,8 +111,9 @@ class Watching:
         if self._ear is not None:
             self._ear.close()
         self._ear = Ear(present, self._hear, self._go_deaf) if present else None
-        self._present = present
-        self._dirty |= self._wanted.keys()
+        if self._present != present:
+            self._present = present
+            self._dirty |= self._wanted.keys()
 
     def _hear(self, paths: Iterable[str]) -> None:
         self._problem = ""
@@ -119,9 +128,10 @@ class Watching:
 
     def _go_deaf(self, problem: str) -> None:
         self._ear = None
-        self._problem = problem
-        self._dirty |= self._wanted.keys()
-        self._work()
+        if self._problem != problem:
+            self._problem = problem
+            self._dirty |= self._wanted.keys()
+            self._work()
 
     # Looking
 
