@@ -179,6 +179,9 @@ async def test_more_than_a_thousand_missed_are_left_out_and_it_is_told(memory: M
     after = fold(made, state)
     assert after.triggers["t"].next_at == now + 1
     assert due_events(after, now) == []
+    (one, _) = due_events(after, now + 1)
+    assert isinstance(one, InputAccepted)
+    assert one.key == f"trigger t {datetime.fromtimestamp(now + 1, ZoneInfo('UTC')).isoformat()}"
 
 
 START = 1_767_225_600.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +140,12 @@ async def test_a_folder_that_is_not_there_is_told_and_watched_as_soon_as_it_is(
         place(folder / "b")
         await told(session, lambda triggers: triggers["inbox"].fired == 2)
         assert (await session.triggers())["inbox"].error == ""
+        # Gone and back at once, perhaps under the same number: another folder all the same.
+        shutil.rmtree(folder)
+        folder.mkdir()
+        for number in range(3, 6):
+            place(folder / f"c{number}")
+            await told(session, lambda triggers, number=number: triggers["inbox"].fired == number)
 
 
 async def test_without_the_package_it_is_told(
