@@ -34,6 +34,7 @@ def moment(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ZONES)
 async def test_a_year_with_twenty_restarts(zone: str, record_property: pytest.RecordProperty) -> None:
     start, end = moment("2026-01-01"), moment("2027-01-01")

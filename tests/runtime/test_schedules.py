@@ -156,6 +156,7 @@ def test_a_time() -> None:
         (lambda: Cron("0 9 * * *", "Mars/Olympus"), "no time zone 'Mars/Olympus'"),
         (lambda: Cron("0 9 * * *", "../etc"), "no time zone"),
         (lambda: At("soon"), "is no time"),
+        (lambda: At(9e9, "Mars"), "no time zone"),
         (lambda: At(1.0), "has passed"),
         (lambda: At(1e300), "seconds since 1970"),
         (lambda: At(True), "seconds since 1970"),

@@ -265,6 +265,7 @@ async def test_two_processes_fire_once(tmp_path: Path) -> None:
         assert len(seen_there) == len(set(seen_there)) >= 10
 
 
+@pytest.mark.slow
 async def test_a_thousand_triggers_in_a_session_and_a_thousand_sessions_with_one(memory: MemoryStore) -> None:
     clock, agent = ManualClock(), clerk()
     async with Runtime(memory, agents=[agent], clock=clock, engine=LocalEngine(clock, 600)) as runtime:

@@ -225,6 +225,10 @@ def test_what_is_looked_at(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_path_is_kept_as_every_process_can_read_it(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(inbox)
     assert absolute(Files("sub/../x", "*.csv")) == Files(str(inbox / "x"), "*.csv")
+    assert absolute(Files(inbox / "x")) == Files(str(inbox / "x"))  # type: ignore[arg-type]
+    for wrong in ("", " ", 7, None):
+        with pytest.raises(UsageError, match="give the path"):
+            absolute(Files(wrong))  # type: ignore[arg-type]
 
 
 @often

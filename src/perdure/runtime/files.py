@@ -40,11 +40,11 @@ class Changed(msgspec.Struct, frozen=True):
 
 def absolute(files: Files) -> Files:
     """The same, wherever a process stands that watches them."""
-    if not isinstance(files.path, str) or not files.path.strip():  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+    if not isinstance(files.path, str | os.PathLike) or not str(files.path).strip():  # pyright: ignore[reportUnnecessaryIsInstance] - user code
         raise UsageError(f"Files({files.path!r}): give the path of a file or folder.")
     if not isinstance(files.pattern, str) or not files.pattern:  # pyright: ignore[reportUnnecessaryIsInstance] - user code
         raise UsageError(f"Files(pattern={files.pattern!r}): give a pattern like '*.csv'.")
-    path = os.path.abspath(os.path.expanduser(files.path))
+    path = os.path.abspath(os.path.expanduser(os.fspath(files.path)))
     return Files(clean_text(path), clean_text(files.pattern), bool(files.is_recursive), bool(files.with_deleted))
 
 

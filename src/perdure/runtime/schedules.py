@@ -33,7 +33,8 @@ def check_schedule(trigger: TriggerSpec, now: float) -> None:
         case Cron(line=line):
             if next_after(trigger, now) is None:
                 raise UsageError(f"Cron({line!r}) names a day that never comes; mend the line.")
-        case At(at=at):
+        case At(at=at, tz=tz):
+            zone(tz)
             if _moment(trigger) <= now:
                 raise UsageError(f"At({at!r}) has passed; give a time to come.")
         case Files():

@@ -56,6 +56,7 @@ class Watching:
         self._task: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None
         self._looked = float("-inf")
+        self._is_over = False
 
     def hurry(self) -> None:
         """A trigger was set here: look at the next opportunity."""
@@ -64,7 +65,8 @@ class Watching:
     def look(self, agents: Collection[str]) -> None:
         """Finds what is to be watched now, beside everything else: a disk that hangs must hold up nobody."""
         now = self._world.clock.monotonic()
-        if now - self._looked >= LOOK_EVERY and (self._finding is None or self._finding.done()):
+        is_free = not self._is_over and (self._finding is None or self._finding.done())
+        if is_free and now - self._looked >= LOOK_EVERY:
             self._looked = now
             self._finding = asyncio.get_running_loop().create_task(self._find(tuple(agents)))
 
@@ -87,6 +89,7 @@ class Watching:
         self._work()
 
     async def stop(self) -> None:
+        self._is_over = True
         tasks = [task for task in (self._finding, self._task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -136,7 +139,7 @@ class Watching:
     # Looking
 
     def _work(self) -> None:
-        if self._dirty and (self._task is None or self._task.done()):
+        if self._dirty and not self._is_over and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._look_at_all())
 
     async def _look_at_all(self) -> None:
