@@ -32,6 +32,7 @@ from tests.core.strategies import often
 from tests.runtime.scenes import crashing, events, said, seen, soon, turned, until
 
 HOUR, DAY = 3600.0, 86_400.0
+START = 1_767_225_600.0
 
 
 def clerk(**options: Any) -> Agent:
@@ -114,6 +115,15 @@ async def test_a_trigger_is_due_while_its_session_works(memory: MemoryStore) -> 
         await turned(clock, lambda: session.state.triggers["often"].fired == 2)
 
 
+def test_a_time_that_was_moved_counts_although_its_words_of_before_still_wait() -> None:
+    first = TriggerSet("t", At(START + 1), "first", until=START, next_at=START + 1)
+    state = fold([SessionOpened("u", "s", "clerk"), first])
+    state = fold(due_events(state, START + 1), state)
+    state = fold([TriggerSet("t", At(START + 9), "second", until=START + 1, next_at=START + 9)], state)
+    sent, _ = due_events(state, START + 9)
+    assert isinstance(sent, InputAccepted)
+
+
 async def test_an_interrupting_trigger_interrupts(memory: MemoryStore) -> None:
     clock, gate = ManualClock(), asyncio.Event()
 
@@ -182,9 +192,6 @@ async def test_more_than_a_thousand_missed_are_left_out_and_it_is_told(memory: M
     (one, _) = due_events(after, now + 1)
     assert isinstance(one, InputAccepted)
     assert one.key == f"trigger t {datetime.fromtimestamp(now + 1, ZoneInfo('UTC')).isoformat()}"
-
-
-START = 1_767_225_600.0
 
 
 def scene(missed: Missed, trigger: TriggerSpec, later: float) -> tuple[SessionState, float]:

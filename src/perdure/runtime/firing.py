@@ -19,7 +19,7 @@ from perdure.core.errors import PerdureError
 from perdure.core.events import Event, Noted, TriggerSet
 from perdure.core.fold import fold
 from perdure.core.messages import Text
-from perdure.core.specs import TriggerSpec
+from perdure.core.specs import At, TriggerSpec
 from perdure.core.state import SessionState
 from perdure.runtime.cron import zone
 from perdure.runtime.files import Changed
@@ -85,7 +85,9 @@ def _fire(state: SessionState, known: TriggerSet, now: float) -> list[Event]:
 
 def _waits(state: SessionState, known: TriggerSet) -> bool:
     """An input of it that nobody has taken stands for what comes after it, or a run that waits would be buried."""
-    return known.missed != "all" and any(queued.by == _speaker(known) for queued in state.queue)
+    if known.missed == "all" or isinstance(known.trigger, At):
+        return False
+    return any(queued.by == _speaker(known) for queued in state.queue)
 
 
 def _times(known: TriggerSet, trigger: TriggerSpec, latest: float, now: float) -> list[float]:

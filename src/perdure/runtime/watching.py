@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import suppress
 from functools import partial
 
-from perdure.core.errors import Conflict, NotFound, StoreError, UsageError
+from perdure.core.errors import Conflict, NotFound, PerdureError, UsageError
 from perdure.core.events import Event, TriggerSet
 from perdure.core.specs import Files
 from perdure.core.state import SessionState
@@ -72,7 +72,7 @@ class Watching:
 
     async def _find(self, agents: Collection[str]) -> None:
         # What the store cannot tell now, it is asked for again soon.
-        with suppress(StoreError):
+        with suppress(PerdureError):
             await self._find_wanted(agents)
 
     async def _find_wanted(self, agents: Collection[str]) -> None:
@@ -147,11 +147,9 @@ class Watching:
             place = self._dirty.pop()
             try:
                 await self._look_at(place)
-            except StoreError:
-                # Whatever it is, it is found when we look the next time.
+            except PerdureError:
+                # Whatever it is, it is found when we look the next time, or the session is gone.
                 self._wanted.pop(place, None)
-            except NotFound:
-                pass
 
     async def _look_at(self, place: Place) -> None:
         uid, name = place
