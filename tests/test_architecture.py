@@ -35,6 +35,7 @@ MANY_PARAMETERS = {
     "cli/decide.py:_decide",
     "cli/run.py:run",
     "cli/run.py:_run",
+    "cli/triggers.py:add",
     # What one run may have of its own: the surface names each of them.
     "runtime/session.py:run",
     "runtime/session.py:start",

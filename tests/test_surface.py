@@ -72,6 +72,7 @@ KINDS = [
     "SettingsChanged",
     "StateChanged",
     "StopRequested",
+    "TriggerSet",
 ]
 
 TESTING = {

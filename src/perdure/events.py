@@ -27,6 +27,7 @@ from perdure.core.events import (
     SettingsChanged,
     StateChanged,
     StopRequested,
+    TriggerSet,
 )
 from perdure.ports import FromChild
 
@@ -58,4 +59,5 @@ __all__ = [
     "SettingsChanged",
     "StateChanged",
     "StopRequested",
+    "TriggerSet",
 ]

@@ -101,6 +101,8 @@ class SessionQuery(msgspec.Struct, frozen=True):
     status: Status | None = None
     metadata: dict[str, str] = {}
     pending: bool = False
+    triggers: bool = False
+    watches: bool = False
     cursor: str | None = None
     limit: int = 100
 

@@ -28,6 +28,7 @@ from perdure.runtime.session import Session
 from perdure.runtime.subagents import PARENT, ROOT
 from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.transfer import import_exported, read_lines
+from perdure.runtime.triggers import TriggerRow, list_triggers
 from perdure.runtime.world import World
 
 if TYPE_CHECKING:
@@ -229,6 +230,10 @@ class Runtime:
     async def pending(self, *, tenant: str | None = None) -> list[Pending]:
         """What waits for a decision, over all sessions."""
         return await self._host.pending(tenant)
+
+    async def triggers(self, *, tenant: str | None = None) -> list[TriggerRow]:
+        """The triggers of all sessions, what is due next first."""
+        return await list_triggers(self._host, tenant)
 
     async def decide(self, pending: str, decision: DecisionKind, **answer: Any) -> Session[Any]:
         """Answers a suspended call of any session; `answer` is as for Session.decide."""

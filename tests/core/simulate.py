@@ -79,6 +79,7 @@ from perdure.core.events import (
     Spent,
     StateChanged,
     Switched,
+    TriggerSet,
 )
 from perdure.core.fold import evolve
 from perdure.core.inputs import NATURAL_END
@@ -94,7 +95,7 @@ from perdure.core.messages import (
     UserMessage,
 )
 from perdure.core.rules import next_actions
-from perdure.core.specs import AgentSpec, Inputs, Limits, NextTurn, Overrides, StopWhen, Window
+from perdure.core.specs import AgentSpec, Every, Inputs, Limits, NextTurn, Overrides, StopWhen, Window
 from perdure.core.state import SessionState, find_call, has_due_input, in_flight, new_state
 from perdure.core.transcript import unpaired
 from perdure.core.views import pending_of, summarise
@@ -183,6 +184,10 @@ class Simulation:
                 self.send(self._any_command())
             elif dice < 0.16:
                 self.crash()
+            elif dice < 0.165:
+                # Its time never comes here: what fires is the runtime's to say.
+                is_set = "t" in self.state.triggers
+                self.append(TriggerSet("t") if is_set else TriggerSet("t", Every(60.0), "Look", is_paused=True))
             elif dice < 0.17:
                 self.append(Noted("tag", {"now": 1}))
             elif dice < 0.18:

@@ -66,6 +66,7 @@ def _later(state: SessionState) -> dict[str, Any]:
         "revealed": list(state.revealed),
         "vetted": {str(number): why for number, why in state.vetted.items()},
         "agents": [] if {state.agent, whose} == {state.home} else [state.agent, whose],
+        "triggers": [[known.name, known.next_at, known.is_paused, known.fired] for known in state.triggers.values()],
         "waits": [[queued.input, queued.at, queued.by] for queued in state.queue if queued.at or queued.by],
     }
     return {name: value for name, value in shown.items() if value}

@@ -7,16 +7,20 @@ import os
 import threading
 import warnings
 from collections.abc import Awaitable, Callable
+from importlib.resources import files
 from pathlib import Path
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from perdure.core.errors import StoreError, UsageError
 from perdure.ports import SessionQuery
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
-from perdure.testing.store_samples import batch, data_of, first
+from perdure.stores.sqlite_file import APPLICATION_ID
+from perdure.stores.terms import encode_summary
+from perdure.testing.store_samples import IDLE, batch, data_of, first
 
 
 async def said_by_opening(path: Path | str, **options: float) -> StoreError:
@@ -70,6 +74,27 @@ async def test_another_programs_database_stays_as_it_is(tmp_path: Path, script: 
     before = path.read_bytes()
     assert "another program's" in str(await said_by_opening(path))
     assert path.read_bytes() == before
+
+
+async def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    connection = apsw.Connection(str(path))
+    connection.execute((files("perdure.stores") / "schema" / "0001_sessions.sql").read_text())
+    connection.execute(
+        "INSERT INTO sessions (uid, tenant, id, head, created_at, updated_at, agent, status, summary, metadata)"
+        " VALUES ('old', '', 'old', 0, 1, 1, 'clerk', 'idle', ?, ?)",
+        (encode_summary(IDLE), b"{}"),
+    )
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1")
+    connection.close()
+    store = SqliteStore(path)
+    await store.open()
+    (row,) = (await store.list(SessionQuery())).rows
+    assert (row.uid, row.summary) == ("old", IDLE)
+    assert (await store.list(SessionQuery(triggers=True))).rows == ()
+    await store.append(batch("old", 0, 1, summary=replace(IDLE, triggers=1, watches=1)))
+    assert [row.uid for row in (await store.list(SessionQuery(triggers=True, watches=True))).rows] == ["old"]
+    await store.close()
 
 
 async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.cli.schedules import show_trigger
 from perdure.cli.words import count, shorten, show_parts
 from perdure.core.events import (
     Event,
@@ -10,6 +11,7 @@ from perdure.core.events import (
     InputChanged,
     SettingsChanged,
     StateChanged,
+    TriggerSet,
 )
 
 LONGEST = 300
@@ -47,5 +49,7 @@ def show_change(event: Event) -> tuple[str, str, str] | None:
             return "·", f"from now on {model or 'the model of its agent'} answers", "dim"
         case StateChanged(changes=changes, by=by):
             return "·", f"{', '.join(changes)} changed{f' by {by}' if by else ''}", "dim"
+        case TriggerSet():
+            return "⏲", f"trigger {shorten(event.name, LONGEST)} · {show_trigger(event)}", "dim"
         case _:
             return None

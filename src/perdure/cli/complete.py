@@ -60,6 +60,17 @@ def input_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
     return _look(ctx, read)
 
 
+def trigger_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The triggers of the session that was named before."""
+    named = ctx.params.get("id") or next(iter(ctx.args), "")
+
+    async def read(runtime: Runtime) -> list[str]:
+        session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
+        return [name for name in await session.triggers() if name.startswith(incomplete)]
+
+    return _look(ctx, read)
+
+
 def model_names(incomplete: str) -> list[str]:
     from perdure.models.weights import CATALOGUE
 

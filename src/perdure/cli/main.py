@@ -25,6 +25,7 @@ from perdure.cli import (
     run,
     sessions,
     stop,
+    triggers,
 )
 from perdure.cli.terminal import FAILED, OK
 
@@ -59,6 +60,7 @@ for command in (demo.demo, run.run, chat.chat, resume.resume, pending.pending, d
 app.command()(replay.replay)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(inputs.app, name="inputs")
+app.add_typer(triggers.app, name="triggers")
 app.add_typer(model.app, name="model")
 for command in (doctor.doctor, bench.bench):
     app.command()(command)

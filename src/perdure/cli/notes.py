@@ -34,6 +34,10 @@ def show_note(event: Noted) -> tuple[str, str, str]:
             return "!", f"the agent has changed since this run began: {shorten('; '.join(changes), LONGEST)}", "yellow"
         case Noted(kind="tag", data={"name": name, "seq": seq}):
             return "⚑", f"record {seq} is tagged {name}", "dim"
+        case Noted(kind="trigger_failed", data={"trigger": name, "detail": detail}):
+            return "!", f"the trigger {name} failed: {shorten(detail, LONGEST)}", "yellow"
+        case Noted(kind="trigger_left_out", data={"trigger": name, "detail": detail}):
+            return "!", f"the trigger {name} left out what was missed: {shorten(detail, LONGEST)}", "yellow"
         case Noted(kind="hook_failed", data={"hook": hook, "detail": detail}):
             return "!", f"{hook} failed: {detail}", "yellow"
         case Noted(kind=kind, data=data):

@@ -13,12 +13,14 @@ from perdure.core.specs import (
     Busy,
     Effect,
     Limits,
+    Missed,
     ModelSettings,
     NextTurn,
     OnUnknown,
     Overrides,
     ToolKind,
     ToolSpec,
+    TriggerSpec,
     Verdict,
 )
 
@@ -170,6 +172,28 @@ class StateChanged(Plain, frozen=True, tag=True):
     changes: dict[str, JSON]
     by: str = ""
     origin: str = ""
+
+
+class TriggerSet(Plain, frozen=True, tag=True):
+    """A trigger as it is from now on, whole: what sends the session an input by itself. Without a `trigger` it is gone.
+
+    Every planned time up to `until` is settled; at `next_at` somebody has to look again. The `artifact` is the list of
+    files as they were last seen. With an `error` the last time came to nothing, or the next is not known.
+    """
+
+    name: str
+    trigger: TriggerSpec | None = None
+    template: str = ""
+    missed: Missed = "once"
+    busy: Busy = "queue"
+    until: float = 0.0
+    next_at: float | None = None
+    is_paused: bool = False
+    fired: int = 0
+    last_at: float | None = None
+    artifact: str = ""
+    error: str = ""
+    by: str = ""
 
 
 # What the model reads of the past
@@ -440,6 +464,7 @@ Event: TypeAlias = (
     | InputChanged
     | SettingsChanged
     | StateChanged
+    | TriggerSet
     | HistoryCompacted
     | HistoryCut
     | HistoryImported

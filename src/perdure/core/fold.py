@@ -42,10 +42,11 @@ from perdure.core.events import (
     SettingsChanged,
     StateChanged,
     StopRequested,
+    TriggerSet,
 )
 from perdure.core.guards import after_answer, nudge_answer
 from perdure.core.history import compact, cut, has_room, heard, ratio_of, with_view
-from perdure.core.inputs import change_input, drop_pushes, queue_input, take_inputs
+from perdure.core.inputs import change_input, drop_pushes, queue_input, set_trigger, take_inputs
 from perdure.core.messages import (
     Text,
     ToolCall,
@@ -96,6 +97,8 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return change_input(replace(state, seq=seq), event)
         case StateChanged():
             return _on_state_changed(replace(state, seq=seq), event)
+        case TriggerSet():
+            return set_trigger(replace(state, seq=seq), event)
         case HistoryCompacted():
             return compact(replace(state, seq=seq), event)
         case HistoryCut():
@@ -136,7 +139,10 @@ def _with_remembered(state: SessionState, event: CallDecided) -> tuple[Remembere
 
 
 def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
-    """A fork leaves to its parent the inputs that waited, whose keys are free again, and what others wait for."""
+    """A fork leaves to its parent the inputs that waited, whose keys are free again, and what others wait for.
+
+    Triggers stay with the parent too: what they were set for happens once.
+    """
     run = replace(state.run, replies=()) if state.run else None
     left = [queued.key for queued in state.queue if queued.key is not None]
     return replace(
@@ -157,6 +163,7 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         queue=(),
         vetted={},
         early_stop=None,
+        triggers={},
         keys=state.keys.without(left) if left else state.keys,
     )
 

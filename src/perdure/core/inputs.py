@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from perdure.core.errands import owed_for
 from perdure.core.errors import Conflict, NotFound, Refused, UsageError
-from perdure.core.events import Event, InputAccepted, InputChanged
+from perdure.core.events import Event, InputAccepted, InputChanged, TriggerSet
 from perdure.core.history import heard
 from perdure.core.messages import Part, UserMessage
 from perdure.core.specs import AgentSpec
@@ -114,6 +114,13 @@ def accept_change(state: SessionState, number: int, parts: tuple[Part, ...] | No
     if not queued.parts:
         raise Refused(f"Input {number} has no words, it only lets run {queued.continues} go on; retract it instead.")
     return () if parts == queued.parts else (InputChanged(number, parts, by=by),)
+
+
+def set_trigger(state: SessionState, event: TriggerSet) -> SessionState:
+    triggers = {**state.triggers, event.name: event}
+    if event.trigger is None:
+        del triggers[event.name]
+    return replace(state, triggers=triggers)
 
 
 def take_inputs(state: SessionState, inputs: tuple[int, ...], run: int) -> SessionState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ AtLimit = Literal["stop", "answer"]
 Busy = Literal["join", "queue", "interrupt", "refuse"]
 Effort = Literal["off", "low", "medium", "high"]
 Verdict = Literal["allow", "ask", "deny", "invalid", "stale"]
+Missed = Literal["once", "skip", "all"]
 
 
 class ToolSpec(Plain, frozen=True):
@@ -263,6 +264,38 @@ class NextTurn(Plain, frozen=True):
     def shows(self, tool: ToolSpec) -> bool:
         is_offered = not (tool.hidden or tool.deferred) or tool.name in self.show
         return is_offered and tool.name not in self.hide and (self.only is None or tool.name in self.only)
+
+
+class Every(Plain, frozen=True, tag="every"):
+    """So many seconds after it was set, and again and again after as many."""
+
+    seconds: float
+
+
+class Cron(Plain, frozen=True, tag="cron"):
+    """The times that a cron line of five fields names on the wall clock of a time zone."""
+
+    line: str
+    tz: str = "UTC"
+
+
+class At(Plain, frozen=True, tag="at"):
+    """Once, at a time: seconds since 1970, or written like 2030-12-24 18:00 in the time zone."""
+
+    at: float | str
+    tz: str = "UTC"
+
+
+class Files(Plain, frozen=True, tag="files"):
+    """Whenever files that fit the pattern change: a file, or those in a folder and below it."""
+
+    path: str
+    pattern: str = "*"
+    is_recursive: bool = True
+    with_deleted: bool = False
+
+
+TriggerSpec: TypeAlias = Every | Cron | At | Files
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -18,6 +18,7 @@ from perdure.core.events import (
     Reply,
     Reservation,
     StopRequested,
+    TriggerSet,
 )
 from perdure.core.guards import Circles
 from perdure.core.messages import (
@@ -172,6 +173,7 @@ class SessionState(Plain, frozen=True):
     revealed: tuple[str, ...] = ()
     vetted: dict[int, str] = {}
     origins: Index[str, int] = Index()
+    triggers: dict[str, TriggerSet] = {}
     title: str = ""
     run: RunState | None = None
     early_stop: StopRequested | None = None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import replace
+
 from perdure.core.accept import pending_id
 from perdure.core.codec import decode_json
 from perdure.core.events import PauseKind
 from perdure.core.messages import JSON, Plain
 from perdure.core.rules import next_actions
+from perdure.core.specs import Files
 from perdure.core.state import SessionState, agent_of, in_flight
 
 Status = Literal["idle", "running", "waiting"]
@@ -30,7 +33,8 @@ class Pending(Plain, frozen=True):
 class Summary(Plain, frozen=True):
     """What a store keeps beside the log, in the same transaction: true for the head it was made for.
 
-    `dead` are the messages of the session that could not be brought.
+    `dead` are the messages of the session that could not be brought. `triggers` is how many there are, `watches` how
+    many of them wait for files.
     """
 
     agent: str
@@ -40,6 +44,8 @@ class Summary(Plain, frozen=True):
     pending: tuple[Pending, ...] = ()
     title: str = ""
     dead: int = 0
+    triggers: int = 0
+    watches: int = 0
 
 
 def pending_of(state: SessionState) -> tuple[Pending, ...]:
@@ -77,7 +83,15 @@ def summarise(state: SessionState) -> Summary:
     if state.queue:
         times += [queued.at for queued in state.queue if queued.at is not None]
     wake_at = min(times, default=None)
-    return Summary(agent_of(state), status, runnable, wake_at, pending, state.title, len(state.dead))
+    summary = Summary(agent_of(state), status, runnable, wake_at, pending, state.title, len(state.dead))
+    return _with_triggers(summary, state) if state.triggers else summary
+
+
+def _with_triggers(summary: Summary, state: SessionState) -> Summary:
+    live = [trigger for trigger in state.triggers.values() if not trigger.is_paused]
+    times = [at for at in (summary.wake_at, *(trigger.next_at for trigger in live)) if at is not None]
+    watches = sum(isinstance(trigger.trigger, Files) for trigger in live)
+    return replace(summary, wake_at=min(times, default=None), triggers=len(state.triggers), watches=watches)
 
 
 def _shown(arguments: str) -> JSON:

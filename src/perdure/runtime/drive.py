@@ -51,6 +51,7 @@ from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
+from perdure.runtime.firing import due_events
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
 from perdure.runtime.hook_phases import is_watched
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
@@ -284,7 +285,7 @@ class Driver:
         return False
 
     def _add_due(self, change: Change) -> None:
-        """What the clock says: a run out of time, suspended calls past theirs."""
+        """What the clock says: a run out of time, suspended calls past theirs, triggers whose time has come."""
         state = change.after
         run = state.run
         if run is not None and self._time_left(state) <= 0:
@@ -294,6 +295,8 @@ class Driver:
         calls = (*run.calls, *run.background) if run is not None else ()
         if [call for call in calls if call.pause and call.pause.expires_at is not None] or state.queue:
             change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
+        if state.triggers:
+            change.add(due_events(change.after, self._world.clock.now()))
 
     def _time_left(self, state: SessionState) -> float:
         run = state.run
@@ -490,6 +493,8 @@ class Driver:
         times = [call.pause.expires_at for call in (*run.calls, *run.background) if call.pause] if run else []
         if state.queue:
             times += [queued.at for queued in state.queue]
+        if state.triggers:
+            times += [trigger.next_at for trigger in state.triggers.values()]
         for at in times:
             left = left if at is None else min(left, at - self._world.clock.now())
         if left != float("inf"):

@@ -39,6 +39,7 @@ from perdure.runtime.post import Post
 from perdure.runtime.roster import Resolve, Roster
 from perdure.runtime.shared_state import SHARED, SharedState
 from perdure.runtime.subagents import labels_of
+from perdure.runtime.watching import Watching
 from perdure.runtime.world import World, schema_key
 
 KEPT_WARM = 100
@@ -69,6 +70,7 @@ class Host:
         self._dropped: set[str] = set()
         self._stopping = False
         self._post = world.post = Post(self, world.store, world.clock)
+        self.watching = Watching(world, self.load, self.rows, self.submit)
 
     async def start(self) -> None:
         if self._engine is not None:
@@ -81,6 +83,7 @@ class Host:
         for driver in self._drivers.values():
             driver.leave()
         if self._engine is not None:
+            await self.watching.stop()
             await self._engine.drain(grace)
             await self.world.store.leave(self._owner)
         self._roster.close()
@@ -221,7 +224,7 @@ class Host:
                     yield row
             if page.cursor is None:
                 return
-            query = SessionQuery(query.tenant, query.agent, query.status, query.metadata, query.pending, page.cursor)
+            query = replace(query, cursor=page.cursor)
 
     async def pending(self, tenant: str | None) -> list[Pending]:
         query = SessionQuery(tenant=tenant, pending=True)
@@ -459,6 +462,7 @@ class Host:
             # As many more as are left alone, or they would stand in the way of all others.
             anybody = await self.world.store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
             found += [uid for uid in anybody if uid not in self._left_alone]
+        self.watching.look(self._bindings.keys())
         return list(dict.fromkeys([*found, *self._dropped]))
 
     def keep(self, log: SessionLog) -> SessionLog:

@@ -21,14 +21,14 @@ from perdure.core.commands import (
     StopRun,
 )
 from perdure.core.errors import Conflict, NotFound
-from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted
+from perdure.core.events import DecisionKind, HistoryCompacted, InputAccepted, TriggerSet
 from perdure.core.messages import JSON, Message, Usage
-from perdure.core.specs import Busy, Limits, ModelSettings, Overrides, ToolSpec
+from perdure.core.specs import Busy, Limits, Missed, ModelSettings, Overrides, ToolSpec, TriggerSpec
 from perdure.core.state import DeadLetter, SessionState, agent_of, has_due_input
 from perdure.core.transcript import FullHistory, transcript
 from perdure.core.views import Pending
 from perdure.ports import Item, Model, Record, SessionRow
-from perdure.runtime import family, travel
+from perdure.runtime import family, travel, triggers
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.family_stream import follow_family
@@ -323,6 +323,34 @@ class Session(Generic[OutputT]):
     async def set_agent(self, agent: Agent[Any] | str) -> None:
         """From the next turn on this agent goes on, with the whole history."""
         await travel.set_agent(self._log, await self._host.choose(self._log, agent))
+
+    async def set_trigger(
+        self,
+        name: str,
+        trigger: TriggerSpec,
+        template: str,
+        *,
+        missed: Missed = "once",
+        busy: Busy = "queue",
+        by: str = "",
+    ) -> TriggerSet:
+        """From now on the session gets such an input by itself: at times, or when files change. Again: no change."""
+        wanted = TriggerSet(name, trigger, template, missed, busy, by=by)
+        return await triggers.set_trigger(self._host, self._log, wanted)
+
+    async def triggers(self) -> dict[str, TriggerSet]:
+        """The session's triggers by name, with when they fired last, when they are due next and what went wrong."""
+        return await triggers.read_triggers(self._log)
+
+    async def pause_trigger(self, name: str, *, by: str = "") -> None:
+        await triggers.pause_trigger(self._host, self._log, name, by)
+
+    async def resume_trigger(self, name: str, *, by: str = "") -> None:
+        """From now on; what would have come meanwhile is left out."""
+        await triggers.resume_trigger(self._host, self._log, name, by)
+
+    async def remove_trigger(self, name: str, *, by: str = "") -> None:
+        await triggers.remove_trigger(self._host, self._log, name, by)
 
     async def delete(self) -> None:
         await self._host.delete(self._log)

@@ -21,11 +21,13 @@ from perdure.core.codec import decode_event, digest_of, encode_event, encode_jso
 from perdure.core.errors import Conflict, NotFound, PerdureError, StoreError, UsageError
 from perdure.core.events import CallEnded, Event, SessionOpened
 from perdure.core.fold import fold
+from perdure.core.state import SessionState
 from perdure.core.upcast import UPCASTS
 from perdure.ports import Clock, Entry, Opening, Record, Store
 from perdure.runtime.log import SessionLog
 
 FORMAT = 1
+CAME_ALONG = "It was imported with its session; resume it if it shall go on here."
 T = TypeVar("T")
 
 _ARTIFACT = re.compile(rb'"artifact":"([0-9a-f]{32})"')
@@ -134,10 +136,11 @@ async def import_exported(store: Store, clock: Clock, exported: Exported, id: st
     if state.uid != uid:
         raise StoreError("The export names another session than its records do; export it again.")
     opening = Opening(state.tenant, state.id, state.metadata, epoch=state.epoch)
+    paused = _paused(exported, state)
     try:
-        await SessionLog(uid, store, clock).adopt(exported.entries, state, opening)
+        await SessionLog(uid, store, clock).adopt(paused.entries, fold(list(paused.events)), opening)
     except Conflict:
-        if not await _is_there(store, exported):
+        if not (await _is_there(store, paused) or await _is_there(store, exported)):
             raise Conflict(f"There is a session {state.id!r} already; import it under another id.") from None
     for digest, data in exported.artifacts.items():
         await store.save_artifact(uid, digest, data)
@@ -150,6 +153,17 @@ async def _is_there(store: Store, exported: Exported) -> bool:
         return await store.read(exported.header.uid) == exported.records
     except PerdureError:
         return False
+
+
+def _paused(exported: Exported, state: SessionState) -> Exported:
+    """The same with its triggers paused: where it comes from they may still be at work."""
+    live = [known for known in state.triggers.values() if not known.is_paused]
+    if not live:
+        return exported
+    events = [replace(known, is_paused=True, next_at=None, error=CAME_ALONG) for known in live]
+    at, run = exported.entries[-1].at, state.run.run if state.run else 0
+    entries = [Entry(at, run, encode_event(event)) for event in events]
+    return Exported(exported.header, (*exported.entries, *entries), (*exported.events, *events), exported.artifacts)
 
 
 def _renamed(exported: Exported, id: str | None, tenant: str | None) -> Exported:

@@ -327,5 +327,7 @@ def _matches(log: _Log, query: SessionQuery) -> bool:
         and (query.agent is None or log.summary.agent == query.agent)
         and (query.status is None or log.summary.status == query.status)
         and (not query.pending or bool(log.summary.pending))
+        and (not query.triggers or bool(log.summary.triggers))
+        and (not query.watches or bool(log.summary.watches))
         and query.metadata.items() <= log.opening.metadata.items()
     )

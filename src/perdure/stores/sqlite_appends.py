@@ -26,12 +26,14 @@ _ADVANCE = (
     " WHERE no = ? AND head = ? AND epoch = ifnull(?, epoch) AND deleted = 0"
 )
 _ADVANCE_SUMMARY = (
-    "UPDATE sessions SET head = ?, updated_at = ?, agent = ?, status = ?, wake = ?, pending = ?, summary = ?"
+    "UPDATE sessions SET head = ?, updated_at = ?,"
+    " agent = ?, status = ?, wake = ?, pending = ?, triggers = ?, watches = ?, summary = ?"
     " WHERE no = ? AND head = ? AND epoch = ifnull(?, epoch) AND deleted = 0"
 )
 _INSERT_SESSION = (
     "INSERT INTO sessions (uid, tenant, id, epoch, head, base, base_seq, created_at, updated_at,"
-    " agent, status, wake, pending, summary, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " agent, status, wake, pending, triggers, watches, summary, metadata)"
+    f" VALUES ({', '.join('?' * 17)})"
 )
 _INSERT_RECORD = "INSERT INTO records (no, seq, at, run, digest, payload) VALUES (?, ?, ?, ?, ?, ?)"
 
@@ -156,9 +158,9 @@ class Appends:
         return known
 
 
-def _columns(summary: Summary) -> tuple[str, str, int | None, int | None, bytes]:
-    pending = len(summary.pending) or None
-    return summary.agent, summary.status, terms.wake_of(summary), pending, terms.encode_summary(summary)
+def _columns(summary: Summary) -> tuple[str | int | bytes | None, ...]:
+    counts = (len(summary.pending) or None, summary.triggers or None, summary.watches or None)
+    return summary.agent, summary.status, terms.wake_of(summary), *counts, terms.encode_summary(summary)
 
 
 def _rows(batch: Batch, no: int, times: list[int]) -> list[Row]:

@@ -18,9 +18,10 @@ from perdure.stores.sqlite_appends import digest
 from perdure.stores.sqlite_file import Connection
 from perdure.stores.sqlite_owners import Owners
 
+_TABLE = "FROM sessions"
 _COLUMNS = (
     "SELECT no, uid, tenant, id, agent, status, head, epoch, owner, metadata, created_at, updated_at, summary"
-    " FROM sessions WHERE deleted = 0"
+    f" {_TABLE} WHERE deleted = 0"
 )
 _CHAIN = (
     "WITH RECURSIVE chain (depth, no, uid, head, base, base_seq) AS ("
@@ -39,19 +40,24 @@ def find(connection: Connection, tenant: str, id: str) -> SessionRow | None:
 
 
 def page(connection: Connection, query: SessionQuery, before: int | None) -> SessionPage:
+    rare = [name for name in ("watches", "triggers", "pending") if getattr(query, name)]
     conditions = {
         " AND no < ?": before,
         " AND tenant = ?": query.tenant,
         " AND agent = ?": query.agent,
         " AND status = ?": query.status,
     }
-    sql = _COLUMNS + "".join(condition for condition, value in conditions.items() if value is not None)
+    # Few sessions have what is rare; but the table is in order already, and SQLite would rather read all of it.
+    table = f"FROM sessions INDEXED BY sessions_{rare[0]}" if rare else _TABLE
+    sql = _COLUMNS.replace(_TABLE, table) + "".join(
+        condition for condition, value in conditions.items() if value is not None
+    )
     values: list[str | int] = [value for value in conditions.values() if value is not None]
     for item in query.metadata.items():
         sql += " AND no IN (SELECT no FROM metadata WHERE key = ? AND value = ?)"
         values += item
-    if query.pending:
-        sql += " AND pending IS NOT NULL"
+    for column in rare:
+        sql += f" AND {column} IS NOT NULL"
     rows = connection.execute(f"{sql} ORDER BY no DESC LIMIT ?", (*values, query.limit + 1)).fetchall()
     shown = rows[: query.limit]
     cursor = terms.encode_cursor(shown[-1][0]) if len(rows) > len(shown) else None

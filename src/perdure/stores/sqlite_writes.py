@@ -52,7 +52,11 @@ def delete(connection: Connection, owners: Owners, session: str) -> None:
         [(key, value, no) for key, value in terms.decode_metadata(metadata).items()],
     )
     connection.execute("DELETE FROM drafts WHERE no = ?", (no,))
-    connection.execute("UPDATE sessions SET deleted = 1, owner = NULL, wake = NULL, pending = NULL WHERE no = ?", (no,))
+    connection.execute(
+        "UPDATE sessions SET deleted = 1, owner = NULL, wake = NULL, pending = NULL, triggers = NULL, watches = NULL"
+        " WHERE no = ?",
+        (no,),
+    )
     _purge(connection, no)
 
 

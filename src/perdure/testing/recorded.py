@@ -33,6 +33,7 @@ from perdure.core.events import (
     SettingsChanged,
     StateChanged,
     StopRequested,
+    TriggerSet,
 )
 from perdure.core.fold import evolve, fold
 from perdure.core.rules import next_actions
@@ -126,7 +127,8 @@ class Recorded:
                 pass  # a hand-off's filter made it, and makes it again
             case _ if _is_given(event):
                 self.given.append(item)
-            case Noted():
+            case Noted() | TriggerSet():
+                # What a trigger sent was given; a replay sets none, so nothing is sent twice.
                 pass
             case _:
                 self._group += 1

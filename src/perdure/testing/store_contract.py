@@ -26,6 +26,7 @@ CHECKS: dict[str, Check] = {
     "claim_and_release": sessions.check_claim_and_release,
     "runnable": sessions.check_runnable,
     "list": sessions.check_list,
+    "triggers": sessions.check_triggers,
     "hostile_names": sessions.check_hostile_names,
     "delete": sessions.check_delete,
     "forks": sessions.check_forks,

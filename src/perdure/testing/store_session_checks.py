@@ -177,6 +177,30 @@ async def check_list(make_store: MakeStore, beside: Beside = None) -> None:
         await refused(UsageError, store.list(SessionQuery(limit=0)), "a page has at least one row")
 
 
+async def check_triggers(make_store: MakeStore, beside: Beside = None) -> None:
+    """Sessions with triggers are found, those that watch files apart, as their last append says."""
+    async with make_store() as store:
+        many, watching = replace(IDLE, wake_at=START + 60, triggers=2), replace(IDLE, triggers=3, watches=1)
+        for number, summary in enumerate((IDLE, many, watching, many)):
+            metadata = {"number": str(number)}
+            await store.append(first(f"s{number}", 1, summary=summary, metadata=metadata, tenant="t" * (number == 3)))
+        row = await store.get("s2")
+        expect(row is not None and row.summary == watching, f"the row has the numbers ({row})")
+        expect(await _listed(store, SessionQuery(triggers=True)) == [3, 2, 1], "sessions with triggers are found")
+        expect(await _listed(store, SessionQuery(triggers=True, tenant="t")) == [3], "of one tenant, too")
+        expect(await _listed(store, SessionQuery(watches=True)) == [2], "and those that watch files")
+        expect(await _listed(store, SessionQuery(watches=True, status="waiting")) == [], "all filters hold together")
+        found = await store.list(SessionQuery(triggers=True, limit=2))
+        rest = await store.list(SessionQuery(triggers=True, limit=2, cursor=found.cursor))
+        expect([row.uid for row in (*found.rows, *rest.rows)] == ["s3", "s2", "s1"], "pages fit together")
+        expect(list(await store.runnable(["clerk"], now=START + 61)) == ["s1", "s3"], "their time wakes them")
+        await store.append(batch("s2", 1, 2, summary=IDLE))
+        await store.append(batch("s0", 1, 2, summary=watching))
+        await store.delete("s3")
+        expect(await _listed(store, SessionQuery(triggers=True)) == [1, 0], "what is gone is not found")
+        expect(await _listed(store, SessionQuery(watches=True)) == [0], "nor what watches no more")
+
+
 async def _listed(store: Store, query: SessionQuery) -> list[int]:
     page = await store.list(query)
     return [int(row.metadata["number"]) for row in page.rows]
