@@ -19,7 +19,8 @@ OFFERED = 100
 def session_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     async def read(runtime: Runtime) -> list[str]:
         found: list[str] = []
-        async for row in runtime.sessions():
+        # A sub-agent's session is its parent's id and more.
+        async for row in runtime.sessions(children="." in incomplete):
             if row.id.startswith(incomplete):
                 found.append(row.id)
             if len(found) == OFFERED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from perdure.cli.driving import Given
@@ -10,14 +11,13 @@ from perdure.cli.screen import open_screen
 from perdure.cli.terminal import print_json
 from perdure.cli.timeline import Timeline
 from perdure.cli.words import count
-from perdure.core.deltas import Delta
-from perdure.ports import Record
+from perdure.ports import FromChild, Item, Record
 from perdure.runtime.results import RunResult
 from perdure.runtime.session import Session
 
 
 class View(Protocol):
-    def show(self, item: Record | Delta) -> None: ...
+    def show(self, item: Item) -> None: ...
 
     def say(self, text: str) -> None:
         """Something that is not in the log, for a person."""
@@ -37,12 +37,14 @@ class View(Protocol):
 class PersonView:
     """Lines as things happen; what is left waiting comes with the commands that go on with it."""
 
-    def __init__(self, given: Given, *, echo: bool = True, known: int = 0) -> None:
+    def __init__(
+        self, given: Given, *, echo: bool = True, known: int = 0, below: Mapping[str, int] | None = None
+    ) -> None:
         self._given = given
         self._screen = open_screen()
-        self._timeline = Timeline(self._screen, echo=echo, known=known)
+        self._timeline = Timeline(self._screen, echo=echo, known=known, below=below)
 
-    def show(self, item: Record | Delta) -> None:
+    def show(self, item: Item) -> None:
         self._timeline.show(item)
 
     def say(self, text: str) -> None:
@@ -57,6 +59,8 @@ class PersonView:
             return
         self._screen.line("●", f"waiting for {count(len(result.pending), 'decision')}", "bold yellow")
         for item in result.pending:
+            if item.session != session.id:
+                self._screen.line(" ", f"{item.tool} of session {item.session}:", "dim")
             self._screen.line(" ", how_to_decide(item, self._given.store))
         self._screen.line(" ", self._given.resume(session.id))
 
@@ -65,10 +69,13 @@ class PersonView:
 
 
 class JsonView:
-    """One object a line: a record as it is in the log, a delta under its own name, at last the result."""
+    """One object a line: a record as it is in the log, a delta under its own name, at last the result.
 
-    def show(self, item: Record | Delta) -> None:
-        print_json(item if isinstance(item, Record) else {"delta": item})
+    What a sub-agent does is an `item` in an object that says whose it is.
+    """
+
+    def show(self, item: Item) -> None:
+        print_json(_plain(item))
 
     def say(self, text: str) -> None:
         pass
@@ -96,5 +103,15 @@ class JsonView:
         pass
 
 
-def view_for(given: Given, *, echo: bool = True, known: int = 0) -> View:
-    return JsonView() if given.json else PersonView(given, echo=echo, known=known)
+def _plain(item: Item) -> object:
+    match item:
+        case FromChild(session=session, agent=agent, call=call, item=inner):
+            return {"session": session, "agent": agent, "call": call, "item": _plain(inner)}
+        case Record():
+            return item
+        case _:
+            return {"delta": item}
+
+
+def view_for(given: Given, *, echo: bool = True, known: int = 0, below: Mapping[str, int] | None = None) -> View:
+    return JsonView() if given.json else PersonView(given, echo=echo, known=known, below=below)
