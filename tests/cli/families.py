@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from perdure import Agent, Limits, ToolContext, tool
+from perdure import Agent, Limits, tool
 from perdure.core.messages import ToolMessage
 from perdure.ports import ModelRequest
 from perdure.testing import Reply, ScriptedModel, call

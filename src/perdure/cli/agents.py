@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import msgspec
 import typer
 
 from perdure.cli.choice import chosen_model
 from perdure.core.errors import UsageError
+from perdure.ports import Model
 from perdure.runtime.agent import Agent
+from perdure.runtime.tools import Tool, as_tool
 from perdure.wiring import resolve_model
 
 AgentOption = Annotated[
@@ -34,13 +37,47 @@ ASSISTANT = "assistant"
 
 
 def load_agent(where: str | None, model: str | None) -> Agent[Any]:
-    """The agent that --agent names, or a plain assistant without tools; --model comes before an agent's own model."""
+    """The agent that --agent names, or a plain assistant without tools; --model comes before an agent's own model.
+
+    Sub-agents keep their own; those without one get the same as the agent itself.
+    """
     if where is not None:
         agent = _from_file(where)
-        chosen = model or ("" if agent.model else os.environ.get("PERDURE_MODEL"))
-        return replace(agent, model=resolve_model(chosen)) if chosen else agent
+        chosen = model or os.environ.get("PERDURE_MODEL")
+        if not chosen or (not model and all(member.model for member in family_of(agent))):
+            return agent
+        return _with_model(replace(agent, model="") if model else agent, resolve_model(chosen), {})
     chosen = model or chosen_model()
     return Agent(name=ASSISTANT, instructions="You are a helpful assistant.", model=resolve_model(chosen))
+
+
+def family_of(agent: Agent[Any]) -> list[Agent[Any]]:
+    """The agent and all those below it, each once."""
+    found: list[Agent[Any]] = []
+    todo = [agent]
+    while todo:
+        member = todo.pop(0)
+        if not any(member is known for known in found):
+            found.append(member)
+            todo += [tool.sub_agent.agent for tool in map(as_tool, member.tools) if tool.sub_agent is not None]
+    return found
+
+
+def _with_model(agent: Agent[Any], model: Model, done: dict[int, Agent[Any]]) -> Agent[Any]:
+    """The same agents, with a model for those that have none."""
+    if id(agent) not in done:
+        tools: list[Any] = []
+        for item in agent.tools:
+            sub = item.sub_agent if isinstance(item, Tool) else None
+            if isinstance(item, Agent):
+                tools.append(_with_model(cast(Agent[Any], item), model, done))
+            elif sub is not None:
+                below = msgspec.structs.replace(sub, agent=_with_model(sub.agent, model, done))
+                tools.append(msgspec.structs.replace(cast("Tool[..., Any]", item), sub_agent=below))
+            else:
+                tools.append(item)
+        done[id(agent)] = replace(agent, model=agent.model or model, tools=tools)
+    return done[id(agent)]
 
 
 def _from_file(where: str) -> Agent[Any]:

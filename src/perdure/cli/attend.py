@@ -11,9 +11,11 @@ from typing import Any
 
 from perdure.cli.answers import Answer, Interrupted
 from perdure.cli.family import is_child
+from perdure.cli.messaging import until_brought
 from perdure.cli.terminal import FAILED, OK, WAITING, abandon_output, fail
 from perdure.cli.views import View
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StoreError, UsageError
+from perdure.core.events import MessageSettled
 from perdure.core.state import find_call
 from perdure.core.views import Pending
 from perdure.ports import FromChild, Item, Record
@@ -23,6 +25,7 @@ from perdure.runtime.session import Session
 from perdure.wiring import Runtime
 
 SHOW_PATIENCE = 0.3
+ERRAND_PATIENCE = 5.0
 
 
 async def attend(runtime: Runtime, session: Session[Any], run: Run[Any], view: View, answer: Answer) -> int:
@@ -36,6 +39,7 @@ async def attend(runtime: Runtime, session: Session[Any], run: Run[Any], view: V
             asked = [(item, await _place(runtime, session, item)) for item in result.pending if item.id not in later]
             await shown.up_to_date(session, *(place for _, place in asked))
             if not asked:
+                await _bring_the_rest(session, view)
                 view.finish(session, result)
                 return exit_code(result)
             with shown.held():
@@ -53,6 +57,18 @@ async def attend(runtime: Runtime, session: Session[Any], run: Run[Any], view: V
         interrupts.close()
         await shown.close()
         view.close()
+
+
+async def _bring_the_rest(session: Session[Any], view: View) -> None:
+    """The last messages of a run may leave behind its end; what cannot be brought is told here."""
+    with suppress(TimeoutError):
+        if session.state.outbox:
+            seq = session.state.seq
+            async with asyncio.timeout(ERRAND_PATIENCE):
+                await until_brought(session)
+            for record in await session.records(after=seq):
+                if isinstance(record.event, MessageSettled):
+                    view.show(record)
 
 
 def exit_code(result: RunResult[Any]) -> int:

@@ -50,6 +50,18 @@ def tag_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return _look(ctx, read)
 
 
+def dead_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The numbers of the dead letters of the session that was named before."""
+    named = ctx.params.get("session") or next(iter(ctx.args), "")
+
+    async def read(runtime: Runtime) -> list[str]:
+        session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
+        numbers = [str(letter.sent.message) for letter in await session.dead_letters()]
+        return [number for number in numbers if number.startswith(incomplete)]
+
+    return _look(ctx, read)
+
+
 def model_names(incomplete: str) -> list[str]:
     from perdure.models.weights import CATALOGUE
 

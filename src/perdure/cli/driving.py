@@ -100,16 +100,16 @@ class Driving:
         engine.root_of = self._root_of
 
     async def start(self, session: Session[Any], prompt: str, key: str | None = None) -> Run[Any]:
-        await self._refuse_child(session)
+        await self.refuse_child(session)
         run = await session.start(prompt, key=key)
         # The same key is the same run, perhaps one that a dead process left open: then nothing was submitted.
-        self._engine.take(session.uid)
+        self.take(session)
         return run
 
     async def go_on(self, session: Session[Any]) -> Run[Any]:
         """The open run, the input that waits to become one, or a new run that continues the last."""
-        await self._refuse_child(session)
-        self._engine.take(session.uid)
+        await self.refuse_child(session)
+        self.take(session)
         try:
             return await session.go_on()
         except Refused:
@@ -120,12 +120,17 @@ class Driving:
                 f"Session {session.id!r} has nothing to resume: {why}; send an input with {command}."
             ) from None
 
-    async def _refuse_child(self, session: Session[Any]) -> None:
+    def take(self, session: Session[Any]) -> None:
+        """Has a session driven here, and what is below it."""
+        self._engine.take(session.uid)
+
+    async def refuse_child(self, session: Session[Any]) -> None:
         """A sub-agent keeps to what its ancestors allow, so that it is driven with them or not at all."""
         if is_child(session):
             root = await root_of(self.runtime, session)
-            command = shell("resume", root.id, agent="FILE.py:NAME", tenant=root.tenant)
-            raise Refused(f"Session {session.id!r} is a sub-agent's; go on with the one that it works for: {command}")
+            command = shell("resume", root.id, agent="FILE.py:NAME", tenant=root.tenant) if root else ""
+            then = f"go on with the one that it works for: {command}" if root else "the one that it worked for is gone."
+            raise Refused(f"Session {session.id!r} is a sub-agent's; {then}")
 
     async def _root_of(self, uid: str) -> str:
         try:

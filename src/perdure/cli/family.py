@@ -44,15 +44,15 @@ def is_child(session: Session[Any]) -> bool:
     return origin is not None and bool(origin.agents)
 
 
-async def root_of(runtime: Runtime, session: Session[Any]) -> Session[Any]:
-    """The first session of its family; itself where that is gone, or where it is the first."""
+async def root_of(runtime: Runtime, session: Session[Any]) -> Session[Any] | None:
+    """The first session of its family, perhaps itself; None if that is gone."""
     uid = session.state.metadata.get(ROOT) if is_child(session) else None
     if uid is None:
         return session
     try:
         return await runtime.session_by_uid(uid)
     except NotFound:
-        return session
+        return None
 
 
 async def rows_below(runtime: Runtime, session: Session[Any]) -> list[SessionRow]:

@@ -53,7 +53,8 @@ async def _family(runtime: Runtime, item: Pending) -> dict[str, str]:
         session = await runtime.session_by_uid(item.id.split("-")[0])
     except NotFound:
         return {}
-    return {"agent": session.agent, "root": (await root_of(runtime, session)).id} if is_child(session) else {}
+    root = await root_of(runtime, session)
+    return {"agent": session.agent, "root": root.id if root else ""} if is_child(session) else {}
 
 
 def _show(screen: Screen, item: Pending, family: dict[str, str]) -> None:
@@ -61,7 +62,7 @@ def _show(screen: Screen, item: Pending, family: dict[str, str]) -> None:
     from perdure.cli.words import list_arguments, name_pause, show_pause, show_until
 
     until = f" ·{show_until(item.expires_at)}" if item.expires_at is not None else ""
-    whose = f" · {family['agent']}, sub-agent of session {family['root']}" if family else ""
+    whose = f" · {family['agent']}, sub-agent of session {family['root'] or '(gone)'}" if family else ""
     screen.line("‖", f"{name_pause(item.kind)} · {item.tool} · session {item.session}{whose}{until}", "bold yellow")
     questions = questions_of(item)
     for number, question in enumerate(questions, 1):

@@ -78,7 +78,7 @@ async def _driver(runtime: Runtime, session: Session[Any]) -> str | None:
 
 async def how_to_resume(runtime: Runtime, session: Session[Any], store: str | None) -> str:
     """The command that goes on with a session; a sub-agent's goes on with the one that it works for."""
-    session = await root_of(runtime, session)
+    session = await root_of(runtime, session) or session
     agent = "FILE.py:NAME" if session.agent != ASSISTANT else None
     return shell("resume", session.id, agent=agent, store=store, tenant=session.tenant)
 

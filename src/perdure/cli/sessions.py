@@ -205,8 +205,13 @@ async def _delete(id: str, yes: bool, store: str | None, tenant: str, json: bool
                 return FAILED
         async with patience(f"deleting {id} …"):
             await session.delete()
+        left = [row.id for row in await rows_below(runtime, session)]
+    gone = [child for child in below if child not in left]
     if json:
-        print_json({"deleted": id, "children": below} if below else {"deleted": id})
-    else:
-        print(f"{id}{family} {'are' if below else 'is'} deleted.")
+        print_json({"deleted": id, "children": gone} if below else {"deleted": id})
+        return OK
+    family = f" and {count(len(gone), 'session')} of its sub-agents" if gone else ""
+    print(f"{id}{family} {'are' if gone else 'is'} deleted.")
+    if left:
+        print(f"Still at work, and by themselves from now on: {', '.join(left)}.")
     return OK
