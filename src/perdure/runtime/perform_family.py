@@ -99,12 +99,13 @@ async def recall_child(desk: Desk, flight: Flight, action: RecallChild) -> Event
     by = f"session {desk.log.state.id}"
     if not await _post(desk).stop(action.child, StopRun(cause, by)):
         return CallEnded(action.call, "cancelled", (Text(f"{action.name} was ended before it began."),))
-    ended = _until_ended(desk, action.call)
     if cause == "stop":
-        await ended
-    else:
-        with suppress(TimeoutError):
-            await within(desk.world.clock, CHILD_GRACE, ended)
+        await desk.log.until(lambda state: _is_ended(state, action.call) or _is_forced(state))
+        if _is_forced(desk.log.state):
+            # Who has asked kindly may lose patience; a child that has ended meanwhile refuses it.
+            await _post(desk).stop(action.child, StopRun("cancel", by))
+    with suppress(TimeoutError):
+        await within(desk.world.clock, CHILD_GRACE, _until_ended(desk, action.call))
     spent = await _post(desk).spent_by(action.child)
     if action.cause == "seconds":
         text = f"{action.name} did not finish in time; it is not known what it has done until then."
@@ -114,11 +115,16 @@ async def recall_child(desk: Desk, flight: Flight, action: RecallChild) -> Event
 
 
 async def _until_ended(desk: Desk, ordinal: int) -> None:
-    def is_ended(state: SessionState) -> bool:
-        call = find_call(state.run, ordinal)
-        return call is None or call.status == "ended"
+    await desk.log.until(lambda state: _is_ended(state, ordinal))
 
-    await desk.log.until(is_ended)
+
+def _is_ended(state: SessionState, ordinal: int) -> bool:
+    call = find_call(state.run, ordinal)
+    return call is None or call.status == "ended"
+
+
+def _is_forced(state: SessionState) -> bool:
+    return state.run is not None and state.run.stop is not None and state.run.stop.cause != "stop"
 
 
 async def report_end(desk: Desk, action: ReportEnd) -> MessageSettled:
