@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from perdure import Agent, Limits, tool
+import os
+
+from perdure import Agent, Limits, ToolContext, tool
 from perdure.core.messages import ToolMessage
 from perdure.ports import ModelRequest
 from perdure.testing import Reply, ScriptedModel, call
 from perdure.testing.replies import Answer
 from perdure.tools import send_message
 from tests.cli.agents import mail, price, undeclared, wait, write
+
+WAITED = float(os.environ.get("SCOUT_SECONDS", "0"))
 
 
 @tool(effect="read")
@@ -84,3 +88,27 @@ writer = Agent(
     tools=[send_message()],
     model=ScriptedModel([[call("send_message", to="nobody", text="Are you there?")], "I have written."]),
 )
+
+
+@tool(effect="idempotent")
+async def send_out(name: str, ctx: ToolContext) -> str:
+    """Send somebody out; there will be news."""
+    ctx.start_child(name, "scout", "Look around.")
+    return f"{name} is on the way"
+
+
+def scouting(request: ModelRequest) -> Answer:
+    return call("wait", seconds=WAITED) if turn_of(request) == 0 else "All is quiet."
+
+
+scout = Agent(name="scout", tools=[wait], model=ScriptedModel(scouting))
+
+
+def camping(request: ModelRequest) -> Answer:
+    told = request.messages[-1]
+    if isinstance(told, ToolMessage):
+        return "The scout is out."
+    return call("send_out", name="ranger") if len(request.messages) == 1 else f"Heard: {told.parts[-1].text}"  # type: ignore[union-attr]
+
+
+camp = Agent(name="camp", tools=[send_out, scout], model=ScriptedModel(camping))

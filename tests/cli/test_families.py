@@ -338,3 +338,24 @@ def test_nothing_is_done_twice_when_the_tree_is_run_again(perdure: Command) -> N
     assert sorted(perdure.ledger()) == ["lookup cats", "lookup dogs"]
     with sqlite3.connect(next(perdure.folder.rglob("perdure.db"))) as database:
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
+
+
+def test_sub_agents_that_nobody_waits_for_are_told_of_and_seen_to(perdure: Command) -> None:
+    perdure.env["SCOUT_SECONDS"] = "2"
+    killed = perdure.start("run", "go", *agent("camp"), "--session", "c")
+    assert killed.stdout is not None
+    said = next(line for line in killed.stdout if "still at work" in line)
+    assert said == "● still at work: c.ranger\n"
+    until(lambda: perdure.ledger() == ["wait"])
+    killed.kill()
+    killed.communicate()
+    in_order(
+        perdure("resume", "c", *agent("camp")),
+        "· 1 sub-agent at work: c.ranger\n",
+        "  scout ↻ wait(seconds=2.0) again",
+        "  scout “ All is quiet.\n",
+        "▸ [scout in session c.ranger has ended] All is quiet. · by session c.ranger",
+        "Heard: All is quiet.",
+    )
+    assert {row["last"] for row in tree(perdure, "c").values()} == {"completed"}
+    assert "has nothing to resume" in perdure.call("resume", "c", *agent("camp"), code=2).stderr

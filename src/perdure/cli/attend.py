@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from perdure.cli.answers import Answer, Interrupted
-from perdure.cli.family import is_child
+from perdure.cli.family import at_work_below, is_child
 from perdure.cli.messaging import until_brought
 from perdure.cli.terminal import FAILED, OK, WAITING, abandon_output, fail
 from perdure.cli.views import View
@@ -41,6 +41,8 @@ async def attend(runtime: Runtime, session: Session[Any], run: Run[Any], view: V
             if not asked:
                 await _bring_the_rest(session, view)
                 view.finish(session, result)
+                if session.state.run is None and (left := await at_work_below(runtime, session)):
+                    view.leave(session, [row.id for row in left])
                 return exit_code(result)
             with shown.held():
                 for item, place in asked:

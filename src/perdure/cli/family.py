@@ -70,6 +70,14 @@ async def rows_below(runtime: Runtime, session: Session[Any]) -> list[SessionRow
     return found
 
 
+async def at_work_below(runtime: Runtime, session: Session[Any]) -> list[SessionRow]:
+    """The sessions below that have something to do; nothing is read where there cannot be any."""
+    tools = session.state.spec.tools if session.state.spec else ()
+    if not session.state.messages and not any(tool.kind == "agent" for tool in tools):
+        return []
+    return [row for row in await rows_below(runtime, session) if row.status == "running"]
+
+
 async def heads_below(runtime: Runtime, session: Session[Any], but: int = 0) -> dict[str, int]:
     """How long the logs below are, but for the last records, by their ids: what has been shown of them."""
     return {row.id: max(0, row.head - but) for row in await rows_below(runtime, session)}

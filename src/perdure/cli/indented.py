@@ -17,9 +17,12 @@ class Indented:
 
     def __init__(self, outer: Screen, agent: str, call: int) -> None:
         self.margin = 0
-        self.path: tuple[int, ...] = (*(outer.path if isinstance(outer, Indented) else ()), call)
+        above = outer.path if isinstance(outer, Indented) else ()
+        self.path: tuple[int, ...] = (*above, call)
         self.outer: Screen = outer.outer if isinstance(outer, Indented) else outer
-        self._label = f"{shorten(agent, LONGEST_NAME)} {'.'.join(map(str, self.path))}"
+        # A child that no call waits for has a name of its own.
+        calls = ".".join(str(number) for number in self.path if number)
+        self._label = f"{shorten(agent, LONGEST_NAME)} {calls}".rstrip()
         self._under_way: set[str] = set()
 
     @property

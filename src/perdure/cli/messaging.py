@@ -9,12 +9,11 @@ from typing import Any, Literal
 import msgspec
 
 from perdure.cli.answers import who
-from perdure.cli.driving import Driving, Given, check_agent, driving
+from perdure.cli.driving import Given, check_agent, driving
 from perdure.cli.errands import show_address
 from perdure.cli.remote import beside, find, tell
 from perdure.cli.screen import Screen, open_screen
 from perdure.cli.terminal import FAILED, OK, patience, print_json
-from perdure.cli.views import View
 from perdure.cli.words import shell, shorten, show_parts, visible
 from perdure.core.errors import NotFound
 from perdure.core.events import InputAccepted, MessageSent, MessageSettled
@@ -169,15 +168,3 @@ def _report(session: Session[Any], number: int, given: Given) -> int:
     else:
         print(f"{session.id}: message {number} is delivered.")
     return FAILED if why else OK
-
-
-async def bring_messages(here: Driving, session: Session[Any], view: View) -> int:
-    """All that a session still has for others, where it has nothing else to do; the exit code."""
-    await here.refuse_child(session)
-    before, seq = session.state.dead, session.state.seq
-    here.take(session)
-    await until_brought(session)
-    for record in await session.records(after=seq):
-        view.show(record)
-    view.close()
-    return FAILED if len(session.state.dead) > len(before) else OK

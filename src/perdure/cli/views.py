@@ -15,6 +15,8 @@ from perdure.ports import FromChild, Item, Record
 from perdure.runtime.results import RunResult
 from perdure.runtime.session import Session
 
+MOST_NAMED = 5
+
 
 class View(Protocol):
     def show(self, item: Item) -> None: ...
@@ -29,6 +31,10 @@ class View(Protocol):
 
     def finish(self, session: Session[Any], result: RunResult[Any]) -> None:
         """The run has ended, or is left waiting."""
+        ...
+
+    def leave(self, session: Session[Any], children: list[str]) -> None:
+        """The run has ended, and sub-agents that it does not wait for still work."""
         ...
 
     def close(self) -> None: ...
@@ -62,6 +68,12 @@ class PersonView:
             if item.session != session.id:
                 self._screen.line(" ", f"{item.tool} of session {item.session}:", "dim")
             self._screen.line(" ", how_to_decide(item, self._given.store))
+        self._screen.line(" ", self._given.resume(session.id))
+
+    def leave(self, session: Session[Any], children: list[str]) -> None:
+        shown = ", ".join(children[:MOST_NAMED])
+        more = f" and {len(children) - MOST_NAMED} more" if len(children) > MOST_NAMED else ""
+        self._screen.line("●", f"still at work: {shown}{more}", "bold yellow")
         self._screen.line(" ", self._given.resume(session.id))
 
     def close(self) -> None:
@@ -98,6 +110,9 @@ class JsonView:
                 }
             }
         )
+
+    def leave(self, session: Session[Any], children: list[str]) -> None:
+        print_json({"at_work": children})
 
     def close(self) -> None:
         pass
