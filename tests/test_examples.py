@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -96,3 +97,18 @@ async def test_a_map_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None
     assert len(after) == 400
     assert {id: after[id].head for id in done} == done, "what was finished was left alone"
     assert {row.status for row in after.values()} == {"idle"}
+
+
+def test_a_map_has_a_bar_on_a_terminal_only(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, EXAMPLES / "map_items.py", "--items", "20"],
+        cwd=tmp_path, env={**os.environ, "TERM": "xterm"}, text=True, stdout=subprocess.PIPE, stderr=slave,
+    )  # fmt: skip
+    os.close(slave)
+    said, _ = process.communicate(timeout=TIMEOUT)
+    shown = os.read(master, 1_000_000).decode()
+    os.close(master)
+    assert said == "10 bad\n10 good\n"
+    assert "grading" in shown
+    assert "100%" in shown

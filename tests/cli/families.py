@@ -112,3 +112,9 @@ def camping(request: ModelRequest) -> Answer:
 
 
 camp = Agent(name="camp", tools=[send_out, scout], model=ScriptedModel(camping))
+
+ward = Agent(
+    name="ward",
+    tools=[sleeper],
+    model=ScriptedModel([[call("sleeper", input=f"bed {number}") for number in range(8)], "Good morning."]),
+)

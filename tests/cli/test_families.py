@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from perdure.cli.canvas import SPINNER
 from tests.cli.command import TIMEOUT, Command, in_order
 from tests.cli.emulator import Open
 from tests.cli.test_screens import CTRL_C, MENU, flat
@@ -359,3 +360,15 @@ def test_sub_agents_that_nobody_waits_for_are_told_of_and_seen_to(perdure: Comma
     )
     assert {row["last"] for row in tree(perdure, "c").values()} == {"completed"}
     assert "has nothing to resume" in perdure.call("resume", "c", *agent("camp"), code=2).stderr
+
+
+def test_of_many_at_work_a_few_are_shown_and_the_rest_is_counted(perdure: Command, terminal: Open) -> None:
+    screen = terminal("run", "go", *agent("ward"), "--session", "w", columns=160)
+    shown = screen.until("… and 3 more", "sleeper 8 · wait(seconds=30) · 1.")
+    assert [row.split(" · ")[0][2:] for row in shown.splitlines() if row[:1] in SPINNER and row[:1].strip()] == [
+        f"sleeper {number}" for number in range(4, 9)
+    ]
+    perdure("cancel", "w")
+    assert screen.end() == 1
+    assert "more" not in screen.text()
+    assert screen.text().count("● cancelled") == 9

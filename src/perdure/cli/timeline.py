@@ -266,7 +266,8 @@ class Timeline:
                 shown = shorten(encode_json(snapshot).decode(), self._room(4))
                 self._line(record, "◇", f"prepared, revision {revision or '-'} · {self._name(call)} · {shown}", "cyan")
             case CallSuspended(call=call, kind="child", prompt=prompt, expires_at=expires_at):
-                self._screen.begin(f"call {call}", self._name(call))
+                # What goes on there is shown there.
+                self._screen.end(f"call {call}")
                 self._line(record, "⇢", show_child(self._name(call), prompt, expires_at), "cyan")
             case CallSuspended():
                 self._show_pause(record, record.event)
