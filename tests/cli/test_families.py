@@ -372,3 +372,23 @@ def test_of_many_at_work_a_few_are_shown_and_the_rest_is_counted(perdure: Comman
     assert screen.end() == 1
     assert "more" not in screen.text()
     assert screen.text().count("● cancelled") == 9
+
+
+def test_a_family_is_replayed_and_compared(perdure: Command) -> None:
+    """A replay starts no sub-agent: what each of them answered is in the record of the one that asked."""
+    perdure("run", "go", *agent("lead"), "--session", "root")
+    said = perdure("replay", "root", *agent("lead"))
+    assert "1 run, 2 turns replayed" in said
+    assert "≠" not in said
+    assert len(perdure.ledger()) == 2
+    perdure("run", "go", *agent("lead"), "--session", "twin")
+    assert "≠" not in perdure("sessions", "compare", "root", "twin")
+
+
+def test_a_copy_of_a_sub_agents_session_is_nobodys_child(perdure: Command) -> None:
+    perdure("run", "go", *agent("lead"), "--session", "root")
+    (perdure.folder / "child.jsonl").write_text(perdure("sessions", "export", "root.researcher-1"))
+    perdure("sessions", "import", "child.jsonl", "--id", "copy")
+    assert {row["id"] for row in perdure.objects("sessions", "list")} == {"root", "copy"}
+    assert len(tree(perdure, "root")) == 3
+    assert "● completed" in perdure("run", "cats", *agent("researcher"), "--session", "copy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -36,7 +36,7 @@ async def attend(runtime: Runtime, session: Session[Any], run: Run[Any], view: V
     try:
         while True:
             result = await run
-            asked = [(item, await _place(runtime, session, item)) for item in result.pending if item.id not in later]
+            asked = [item for item in await _placed(runtime, session, result.pending) if item[0].id not in later]
             await shown.up_to_date(session, *(place for _, place in asked))
             if not asked:
                 await _bring_the_rest(session, view)
@@ -79,10 +79,16 @@ def exit_code(result: RunResult[Any]) -> int:
     return OK if result.reason == "completed" else FAILED
 
 
-async def _place(runtime: Runtime, session: Session[Any], item: Pending) -> Session[Any]:
-    """The session whose call it is: this one, or a sub-agent's."""
-    uid = item.id.split("-")[0]
-    return session if uid == session.uid else await runtime.session_by_uid(uid)
+async def _placed(
+    runtime: Runtime, session: Session[Any], pending: Iterable[Pending]
+) -> list[tuple[Pending, Session[Any]]]:
+    """Each with the session whose call it is, this one or a sub-agent's; not those that are gone meanwhile."""
+    placed: list[tuple[Pending, Session[Any]]] = []
+    for item in pending:
+        uid = item.id.split("-")[0]
+        with suppress(NotFound):
+            placed.append((item, session if uid == session.uid else await runtime.session_by_uid(uid)))
+    return placed
 
 
 async def _settle(place: Session[Any], item: Pending, answer: Answer, interrupts: Interrupts, view: View) -> bool:

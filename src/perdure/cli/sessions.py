@@ -193,7 +193,7 @@ async def _delete(id: str, yes: bool, store: str | None, tenant: str, json: bool
     from perdure.cli.family import rows_below
     from perdure.cli.remote import beside, find
     from perdure.cli.terminal import FAILED, OK, patience, print_json
-    from perdure.cli.words import count
+    from perdure.cli.words import count, visible
 
     async with beside(store) as runtime:
         session = await find(runtime, id, store, tenant)
@@ -213,5 +213,5 @@ async def _delete(id: str, yes: bool, store: str | None, tenant: str, json: bool
     family = f" and {count(len(gone), 'session')} of its sub-agents" if gone else ""
     print(f"{id}{family} {'are' if gone else 'is'} deleted.")
     if left:
-        print(f"Still at work, and by themselves from now on: {', '.join(left)}.")
+        print(f"Still at work, and by themselves from now on: {', '.join(map(visible, left))}.")
     return OK
