@@ -46,8 +46,8 @@ def test_what_sub_agents_do_is_shown_below_their_calls(perdure: Command) -> None
     for call, topic in (("1", "cats"), ("2", "dogs")):
         in_order(
             shown,
-            f'\n⇢ researcher(input="{topic}") · researcher works on it in session root.researcher-{call}\n',
-            f"\n  researcher {call} “ I will look.\n",
+            f'\n⇢ researcher(input="{topic}") · researcher works on it in session root.researcher-{call}',
+            f"\n  researcher {call} “ I will look.",
             f'\n  researcher {call} ✓ lookup(topic="{topic}") → {topic}: all there is to know',
             f"\n  researcher {call} ● completed · 2 turns · 30 tokens · $0.0030",
             f'\n✓ researcher(input="{topic}") → Of {topic} I know all. · 30 tokens · $0.0030',
@@ -364,10 +364,11 @@ def test_sub_agents_that_nobody_waits_for_are_told_of_and_seen_to(perdure: Comma
 
 def test_of_many_at_work_a_few_are_shown_and_the_rest_is_counted(perdure: Command, terminal: Open) -> None:
     screen = terminal("run", "go", *agent("ward"), "--session", "w", columns=160)
-    shown = screen.until("… and 3 more", "sleeper 8 · wait(seconds=30) · 1.")
-    assert [row.split(" · ")[0][2:] for row in shown.splitlines() if row[:1] in SPINNER and row[:1].strip()] == [
-        f"sleeper {number}" for number in range(4, 9)
-    ]
+    shown = screen.until("… and 3 more", " · wait(seconds=30) · 1.")
+    rows = [row for row in shown.splitlines() if row and row[0] in SPINNER]
+    every = {f"sleeper {number}" for number in range(1, 9)}
+    assert len(rows) == 5
+    assert len({row[2:].split(" · ")[0] for row in rows} & every) == 5
     perdure("cancel", "w")
     assert screen.end() == 1
     assert "more" not in screen.text()
