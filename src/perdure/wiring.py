@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload, runtim
 
 from perdure.core.errors import NotFound, UsageError
 from perdure.core.events import DecisionKind
+from perdure.core.state import DeadLetter
 from perdure.core.views import Pending, Status
 from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store
 from perdure.runtime.agent import Agent, OutputT
@@ -212,6 +213,10 @@ class Runtime:
         """An existing session; NotFound if there is none."""
         return Session(self._host, await self._host.find(id, tenant))
 
+    async def session_by_uid(self, uid: str) -> Session[Any]:
+        """An existing session by its uid, as records, origins and the ids of pending calls name it."""
+        return Session(self._host, await self._host.load(uid))
+
     async def sessions(
         self,
         *,
@@ -222,7 +227,7 @@ class Runtime:
         children: bool = False,
     ) -> AsyncIterator[SessionRow]:
         """The sessions that fit, newest first; those of sub-agents only if asked for."""
-        query = SessionQuery(tenant, agent, status, _checked_metadata(metadata))
+        query = SessionQuery(tenant, agent, status, _checked_metadata(metadata, is_filter=True))
         async for row in self._host.rows(query):
             if children or PARENT not in row.metadata:
                 yield row
@@ -235,14 +240,18 @@ class Runtime:
         """The triggers of all sessions, what is due next first."""
         return await list_triggers(self._host, tenant)
 
+    async def dead_letters(self, *, tenant: str | None = None) -> list[tuple[Session[Any], DeadLetter]]:
+        """The messages that could not be brought, over all sessions, each with the session that sent it."""
+        rows = [row async for row in self.sessions(tenant=tenant, children=True) if row.summary.dead]
+        senders = [await self.session_by_uid(row.uid) for row in rows]
+        return [(sender, letter) for sender in senders for letter in await sender.dead_letters()]
+
     async def decide(self, pending: str, decision: DecisionKind, **answer: Any) -> Session[Any]:
         """Answers a suspended call of any session; `answer` is as for Session.decide."""
-        uid = pending.split("-")[0]
         try:
-            log = await self._host.load(uid)
+            session = await self.session_by_uid(pending.split("-")[0])
         except NotFound:
             raise NotFound(f"Nothing pending has the id {pending!r}; list what waits with pending().") from None
-        session: Session[Any] = Session(self._host, log)
         await session.decide(pending, decision, **answer)
         return session
 
@@ -256,14 +265,6 @@ class Runtime:
         world = self._host.world
         uid = await import_exported(world.store, world.clock, read_lines(lines), _checked_id(id), tenant)
         return Session(self._host, await self._host.load(uid))
-
-    async def root_of(self, session: Session[Any]) -> Session[Any]:
-        """The session at the top of a sub-agent's family; of any other, itself."""
-        uid = session.state.metadata.get(ROOT, session.uid)
-        try:
-            return Session(self._host, await self._host.load(uid))
-        except NotFound:
-            return session
 
     async def driver_of(self, session: Session[Any]) -> str | None:
         """The living process that drives a session now, if any."""
@@ -397,10 +398,10 @@ def _checked_id(id: str | None) -> str | None:
     return id
 
 
-def _checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
+def _checked_metadata(metadata: dict[str, str] | None, *, is_filter: bool = False) -> dict[str, str]:
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"metadata={{{key!r}: {value!r}}}: keys and values are strings; put the rest in data.")
-        if key in (PARENT, ROOT):
+        if key in (PARENT, ROOT) and not is_filter:
             raise UsageError(f"metadata={{{key!r}: …}}: this key says where sub-agents belong; take another one.")
     return dict(metadata or {})

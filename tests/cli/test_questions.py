@@ -237,7 +237,7 @@ async def test_what_the_log_refuses_is_asked_again(monkeypatch: pytest.MonkeyPat
     said: list[str] = []
     given = [["huge"], ["large"]]
 
-    async def answer(pending: Pending, call: object) -> Decision:
+    async def answer(pending: Pending, call: object, asker: str) -> Decision:
         return Decision("answer", value=given.pop(0))
 
     async with Runtime("memory:", agents=[sizes]) as runtime:
@@ -246,7 +246,7 @@ async def test_what_the_log_refuses_is_asked_again(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(view, "show", lambda item: None)
         monkeypatch.setattr(view, "finish", lambda session, result: None)
         monkeypatch.setattr(view, "say", said.append)
-        assert await attend(session, await session.start("go"), view, answer) == 0
+        assert await attend(runtime, session, await session.start("go"), view, answer) == 0
     assert said == ["The answer does not fit ([0]: it has to be one of 'small', 'large'); answer again."]
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from perdure.cli.screen import Screen
     from perdure.runtime.questions import Question
 
-Answer = Callable[[Pending, Call | None], Awaitable[Decision | None]]
-"""Of a suspended call, and of what the log has of it: the snapshot, and what an answer has to fit."""
+Answer = Callable[[Pending, Call | None, str], Awaitable[Decision | None]]
+"""Of a suspended call, of what the log has of it (the snapshot, what an answer has to fit), and of who asks."""
 
 LATER = "l"
 APPROVAL = {"a": "[a]pprove", "t": "always for this [t]ool", "d": "[d]eny", "e": "[e]dit"}
@@ -62,11 +62,11 @@ def is_interactive() -> bool:
 def answers_for(yes: bool | None, json: bool) -> Answer:
     """A flag answers approvals, a person everything; without either, what waits is left for later."""
 
-    async def answer(pending: Pending, call: Call | None) -> Decision | None:
+    async def answer(pending: Pending, call: Call | None, asker: str) -> Decision | None:
         if yes is not None and pending.kind == "approval":
             # What is in doubt needs somebody who looks: a flag does not answer it.
             return Decision("approve" if yes else "deny", by=who(), reason="" if yes else "--no")
-        return await ask(pending, call) if is_interactive() and not json else None
+        return await ask(pending, call, asker) if is_interactive() and not json else None
 
     return answer
 
@@ -103,8 +103,11 @@ def read_result(text: str, schema: JSON) -> JSON:
     raise UsageError(f"The result does not fit ({wrong}); give one that does.")
 
 
-async def ask(pending: Pending, call: Call | None = None) -> Decision | None:
-    """Asks at the terminal until there is an answer that fits; None (also Ctrl-D) leaves the call for later."""
+async def ask(pending: Pending, call: Call | None = None, asker: str = "") -> Decision | None:
+    """Asks at the terminal until there is an answer that fits; None (also Ctrl-D) leaves the call for later.
+
+    `asker` says which sub-agent it is for.
+    """
     from prompt_toolkit import PromptSession
 
     from perdure.cli.screen import open_screen
@@ -114,6 +117,8 @@ async def ask(pending: Pending, call: Call | None = None) -> Decision | None:
     screen = open_screen()
     session: PromptSession[str] = PromptSession(interrupt_exception=Interrupted)
     questions = questions_of(pending)
+    if asker:
+        screen.line("▸", asker, "bold yellow")
     try:
         if questions:
             return await _ask_questions(session, screen, questions, _response(call))

@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import Literal
 
 import msgspec
+from msgspec import to_builtins
 
+from perdure.cli.errands import show_address, show_grant, show_sent, show_spending
 from perdure.cli.remote import beside, find
 from perdure.cli.screen import Screen, open_screen
 from perdure.cli.terminal import patience, print_json
@@ -20,6 +22,8 @@ from perdure.core.events import (
     CallEnded,
     CallStarted,
     CallSuspended,
+    MessageSent,
+    MessageSettled,
     ModelResponded,
     RunResumed,
 )
@@ -32,6 +36,7 @@ What = Literal[
     "checked",  # by a rule: it may start, or somebody is to be asked
     "blocked",  # by a rule, or because it does not fit its tool
     "stale",  # an approval is taken back: what it was for has changed
+    "handed on",  # a sub-agent works on it, in a session of its own
     "asked",  # it waits for somebody
     "in doubt",  # it waits for somebody who knows whether it took effect
     "decided",  # by somebody
@@ -43,6 +48,9 @@ What = Literal[
     "advanced",  # it is an operation elsewhere now
     "ended",
     "unknown",  # ended, and nobody knows whether it took effect
+    "sent",  # a message to another session
+    "delivered",
+    "dead",  # it could not be brought
 ]
 STYLES: dict[What, str] = {
     "blocked": "yellow",
@@ -55,6 +63,7 @@ STYLES: dict[What, str] = {
     "replayed": "magenta",
     "found again": "magenta",
     "unknown": "magenta",
+    "dead": "red",
 }
 BAD_ENDS = {"error": "red", "timeout": "red", "denied": "yellow", "cancelled": "yellow", "superseded": "yellow"}
 LONGEST = 300
@@ -63,7 +72,7 @@ NARROW, WIDE = 72, 110
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One transition of one call; `data` has in full what `detail` says in words."""
+    """One transition of one call, or (call 0) of a message; `data` has in full what `detail` says in words."""
 
     seq: int
     at: float
@@ -103,6 +112,9 @@ def audit(records: Iterable[Record]) -> Iterator[Row]:
             case CallChecked() | CallSuspended() | CallDecided() | CallStarted() | CallAdvanced() | CallEnded():
                 course = courses.setdefault(record.event.call, _Course())
                 yield _row(record, record.event.call, courses, *_transition(record, record.event, course))
+            case MessageSent() | MessageSettled(input=0):
+                number = f"message {record.event.message}"
+                yield Row(record.seq, record.at, record.run, 0, number, *_message(record.event))
             case _:
                 pass
 
@@ -172,6 +184,8 @@ def _asked(event: CallSuspended) -> Said:
         then = f"{show_until(event.expires_at)}, then {event.default}"
         data |= {"expires_at": event.expires_at, "default": event.default}
     prompt = show_pause(event.kind, event.prompt)
+    if event.kind == "child":
+        return "handed on", f"{prompt}{show_until(event.expires_at)}", data
     if event.kind == "unknown":
         return "in doubt", f"{prompt}{then}", data
     return "asked", f"{event.kind}: {prompt}{then}", data
@@ -205,6 +219,10 @@ def _started(event: CallStarted, course: _Course) -> Said:
     key = "same key" if event.key == course.key else "another key"
     course.key = event.key
     said = f"{event.effect}, attempt {event.attempt}"
+    if event.child:
+        data |= {"child": event.child, "granted": to_builtins(event.granted)}
+        said += f", session {event.child}"
+        said += f", may use {grant}" if event.granted is not None and (grant := show_grant(event.granted)) else ""
     if course.operation:
         return "found again", f"operation {course.operation}, {said}", {**data, "operation": course.operation}
     if event.attempt == 1:
@@ -218,10 +236,22 @@ def _ended(event: CallEnded) -> Said:
     text = show_parts(event.parts)
     data: dict[str, JSON] = {"outcome": event.outcome, "in_doubt": event.in_doubt, "result": text}
     data["seconds"] = event.seconds
+    if event.spent is not None:
+        data["spent"] = to_builtins(event.spent)
+        text += show_spending(event.spent)
     if event.outcome == "unknown":
         return "unknown", text, data
     doubt = " (it may have taken effect)" if event.in_doubt else ""
     return "ended", f"{event.outcome}{doubt}: {text}" if text else f"{event.outcome}{doubt}", data
+
+
+def _message(event: MessageSent | MessageSettled) -> Said:
+    match event:
+        case MessageSent(to=to, agent=agent, by=by):
+            data: dict[str, JSON] = {"message": event.message, "to": show_address(to), "agent": agent, "by": by}
+            return "sent", show_sent(event), {**data, "text": show_parts(event.parts)}
+        case MessageSettled(dead=dead):
+            return "dead" if dead else "delivered", dead, {"message": event.message, "why": dead}
 
 
 async def audit_session(id: str, store: str | None, tenant: str, *, json: bool) -> None:
@@ -240,7 +270,7 @@ def _print_table(screen: Screen, id: str, rows: Sequence[Row]) -> None:
     if not rows:
         screen.say(f"Session {visible(id)} has no calls yet.")
         return
-    calls = len({row.call for row in rows})
+    calls = len({row.call for row in rows if row.call})
     screen.say((visible(id), "bold"), (f" · {count(calls, 'call')}, {count(len(rows), 'transition')}", "dim"))
     # A narrow terminal keeps what happened; when is in `sessions show` and in --json.
     with_time = screen.width >= NARROW
@@ -256,7 +286,7 @@ def _print_table(screen: Screen, id: str, rows: Sequence[Row]) -> None:
         if with_time and (today := f"{when:%Y-%m-%d}") != day:
             day = today
             screen.line(" ", "", margin=f"{'':>5}  {day}")
-        name, ordinal = shorten(row.tool, tool), str(row.call)
+        name, ordinal = shorten(row.tool, tool), str(row.call) if row.call else ""
         left = _cells(str(row.seq), f"{when:%H:%M:%S}", ordinal, name, row.what, tool=tool, with_time=with_time)
         style = STYLES.get(row.what) or BAD_ENDS.get(str(row.data.get("outcome", "")), "")
         screen.line(" ", shorten(row.detail, LONGEST), style, margin=left)

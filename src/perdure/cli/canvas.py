@@ -9,6 +9,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.segment import Segment
@@ -25,6 +26,7 @@ FLASH = 0.25
 """What takes less than this is over before anybody could read that it goes on."""
 
 LEAST_WIDTH = 20
+MOST_ROWS = 5
 
 
 class Trimmed:
@@ -63,9 +65,11 @@ class Canvas:
 
     def line(self, mark: str, text: str, style: str = "", *, mark_style: str = "", margin: str = "") -> None:
         body = Text(visible(text), style)
-        for number, part in enumerate(body.wrap(self._console, self.width)):
+        left = max(self.margin, cell_len(margin))
+        room = max(LEAST_WIDTH, self._console.width - left - 2)
+        for number, part in enumerate(body.wrap(self._console, room)):
             # The margin's style must not become the whole line's.
-            head = Text().append(f"{margin if number == 0 else '':<{self.margin}}", "dim")
+            head = Text().append(set_cell_size(margin if number == 0 else "", left), "dim")
             head.append(f"{mark} " if number == 0 else "  ", mark_style or style)
             head.append_text(part).rstrip()
             self._console.print(head, soft_wrap=True)
@@ -138,12 +142,14 @@ class Canvas:
         if unfinished.strip():
             rows.append(Trimmed(self._markdown(unfinished), max(3, self._console.height - 8)))
         now = time.monotonic()
-        for since, text in list(self._under_way.values())[-5:]:
-            if now - since > FLASH:
-                age = f" · {show_seconds(now - since)}" if now - since >= 1 else ""
-                row = Text(f"{SPINNER[int(now * 10) % len(SPINNER)]} {visible(text)}{age}", "dim", no_wrap=True)
-                row.truncate(self._console.width - 1, overflow="ellipsis")
-                rows.append(row)
+        going_on = [(since, text) for since, text in self._under_way.values() if now - since > FLASH]
+        for since, text in going_on[-MOST_ROWS:]:
+            age = f" · {show_seconds(now - since)}" if now - since >= 1 else ""
+            row = Text(f"{SPINNER[int(now * 10) % len(SPINNER)]} {visible(text)}{age}", "dim", no_wrap=True)
+            row.truncate(self._console.width - 1, overflow="ellipsis")
+            rows.append(row)
+        if len(going_on) > MOST_ROWS:
+            rows.append(Text(f"… and {len(going_on) - MOST_ROWS:,} more", "dim"))
         return Group(*rows)
 
     def _markdown(self, text: str) -> RenderableType:

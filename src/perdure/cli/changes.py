@@ -1,7 +1,8 @@
-"""What changed a session beside its turns (views of the past, inputs, settings, state), in words for people."""
+"""What changed a session beside its turns (views of the past, inputs, messages, settings, state), in plain words."""
 
 from __future__ import annotations
 
+from perdure.cli.errands import show_sent, show_settled
 from perdure.cli.schedules import show_trigger
 from perdure.cli.words import count, shorten, show_parts
 from perdure.core.events import (
@@ -9,6 +10,8 @@ from perdure.core.events import (
     HistoryCut,
     HistoryImported,
     InputChanged,
+    MessageSent,
+    MessageSettled,
     SettingsChanged,
     StateChanged,
     TriggerSet,
@@ -47,6 +50,10 @@ def show_change(event: Event) -> tuple[str, str, str] | None:
             return "·", f"it is called {title!r} now", "dim"
         case SettingsChanged(model=model):
             return "·", f"from now on {model or 'the model of its agent'} answers", "dim"
+        case MessageSent():
+            return "✉", f"message {event.message} {show_sent(event)}", "cyan"
+        case MessageSettled():
+            return show_settled(event)
         case StateChanged(changes=changes, by=by):
             return "·", f"{', '.join(changes)} changed{f' by {by}' if by else ''}", "dim"
         case TriggerSet():

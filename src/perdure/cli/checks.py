@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from perdure.cli.agents import load_agent
+from perdure.cli.agents import family_of, load_agent
 from perdure.cli.choice import KEYS, PULL, has_local_extra
 from perdure.cli.terminal import store_url
 from perdure.cli.words import count, shell
@@ -21,6 +21,7 @@ from perdure.core.transcript import unpaired
 from perdure.models.weights import here
 from perdure.ports import SessionQuery, SessionRow, Store
 from perdure.runtime.per_run import PerRun
+from perdure.runtime.subagents import ROOT
 from perdure.runtime.tools import as_tool
 from perdure.wiring import resolve_store
 
@@ -135,19 +136,40 @@ async def _check_session(store: Store, row: SessionRow, living: set[str]) -> lis
     if broken:
         return [Finding("wrong", f"session {row.id}: calls {broken} have no result", "Please report it.")]
     if row.summary.runnable and row.owner not in living:
-        todo = shell("resume", row.id, agent="FILE.py:NAME", tenant=row.tenant)
-        return [Finding("note", f"session {row.id} has work and nobody drives it", f"Go on with it: {todo}")]
+        return [Finding("note", f"session {row.id} has work and nobody drives it", await _how_to_go_on(store, row))]
     return []
+
+
+async def _how_to_go_on(store: Store, row: SessionRow) -> str:
+    """A sub-agent goes on with the session that it works for."""
+    root = await store.get(row.metadata[ROOT]) if ROOT in row.metadata else row
+    if root is None:
+        return f"What it worked for is gone: {shell('sessions', 'delete', row.id, tenant=row.tenant)}"
+    return f"Go on with it: {shell('resume', root.id, agent='FILE.py:NAME', tenant=root.tenant)}"
 
 
 def check_agent(where: str) -> list[Finding]:
     try:
-        agent = load_agent(where, None)
-        tools = [as_tool(item) for item in agent.tools if not isinstance(item, PerRun)]
-        undeclared = [tool.spec.name for tool in tools if not tool.declared_effect]
+        agents = family_of(load_agent(where, None))
+        items = [(agent, item) for agent in agents for item in agent.tools]
+        tools = [(agent, as_tool(item)) for agent, item in items if not isinstance(item, PerRun)]
+        # Whatever a sub-agent's tools ask for is asked before anything runs, too.
+        specs = [(agent, tool, tool.spec) for agent, tool in tools]
     except PerdureError as error:
         return [Finding("wrong", f"agent {where}: {error}")]
-    findings = [Finding("ok", f"agent {agent.name}: {count(len(tools), 'tool')}")]
+    root, *below = agents
+    nameless = [agent.name for agent in agents if not agent.model]
+    own = [tool for agent, tool in tools if agent is root]
+    others = f", sub-agents: {', '.join(agent.name for agent in below)}" if below else ""
+    findings = [Finding("ok", f"agent {root.name}: {count(len(own), 'tool')}{others}")]
+    if nameless:
+        todo = "Give each model='provider:name', or set PERDURE_MODEL, or name one with --model."
+        findings.append(Finding("note", f"agents without a model: {', '.join(nameless)}", todo))
+    undeclared = [
+        spec.name if agent is root else f"{spec.name} (of {agent.name})"
+        for agent, tool, spec in specs
+        if not tool.declared_effect
+    ]
     if undeclared:
         todo = "Say what they do: @tool(effect='read' | 'idempotent' | 'once'); until then they count as once."
         findings.append(Finding("note", f"tools without a declared effect: {', '.join(undeclared)}", todo))

@@ -19,7 +19,8 @@ OFFERED = 100
 def session_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     async def read(runtime: Runtime) -> list[str]:
         found: list[str] = []
-        async for row in runtime.sessions():
+        # A sub-agent's session is its parent's id and more.
+        async for row in runtime.sessions(children="." in incomplete):
             if row.id.startswith(incomplete):
                 found.append(row.id)
             if len(found) == OFFERED:
@@ -67,6 +68,18 @@ def trigger_names(ctx: typer.Context, incomplete: str) -> list[str]:
     async def read(runtime: Runtime) -> list[str]:
         session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
         return [name for name in await session.triggers() if name.startswith(incomplete)]
+
+    return _look(ctx, read)
+
+
+def dead_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The numbers of the dead letters of the session that was named before."""
+    named = ctx.params.get("session") or next(iter(ctx.args), "")
+
+    async def read(runtime: Runtime) -> list[str]:
+        session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
+        numbers = [str(letter.sent.message) for letter in await session.dead_letters()]
+        return [number for number in numbers if number.startswith(incomplete)]
 
     return _look(ctx, read)
 

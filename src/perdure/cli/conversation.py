@@ -8,6 +8,8 @@ from perdure.cli.answers import answers_for, is_interactive, who
 from perdure.cli.attend import attend
 from perdure.cli.choice import chosen_model
 from perdure.cli.driving import Driving, Given
+from perdure.cli.family import heads_below, read_tree
+from perdure.cli.forest import show_tree
 from perdure.cli.screen import open_screen
 from perdure.cli.terminal import OK
 from perdure.cli.timeline import MARGIN, Timeline
@@ -29,6 +31,7 @@ COMMANDS = {
     "/show": "what happened so far, as a timeline",
     "/history": "what the model reads",
     "/usage": "tokens and cost so far",
+    "/tree": "this session and those of its sub-agents",
     "/fork": "[RECORD] go on in a fork of this session",
     "/session": "[ID] which session this is, or go on in another one",
     "/quit": "leave; the session stays",
@@ -79,8 +82,8 @@ class Conversation:
 
     async def _go_on(self) -> None:
         """Shows what is new; the past is above, or in /show."""
-        known = self._session.state.seq
-        await self._attend(await self._here.go_on(self._session), known=known)
+        known, below = self._session.state.seq, await heads_below(self._here.runtime, self._session)
+        await self._attend(await self._here.go_on(self._session), known=known, below=below)
 
     async def _end(self, verb: str) -> None:
         """Ends the run that was left waiting; without an open one, going on would begin another."""
@@ -88,12 +91,17 @@ class Conversation:
         if session.state.run is None:
             self._screen.line("·", "there is no open run", "dim")
             return
+        below = await heads_below(self._here.runtime, session)
         run = await self._here.go_on(session)
         await (session.stop(by=who()) if verb == "/stop" else session.cancel(by=who()))
-        await self._attend(run, known=known)
+        await self._attend(run, known=known, below=below)
 
-    async def _attend(self, run: Run[Any], *, echo: bool = True, known: int = 0) -> None:
-        self._code = await attend(self._session, run, view_for(self._given, echo=echo, known=known), self._answer)
+    async def _attend(
+        self, run: Run[Any], *, echo: bool = True, known: int = 0, below: dict[str, int] | None = None
+    ) -> None:
+        runtime, session = self._here.runtime, self._session
+        view = view_for(self._given, echo=echo, known=known, below=below)
+        self._code = await attend(runtime, session, run, view, self._answer)
 
     async def _command(self, line: str) -> None:
         verb, _, rest = line.partition(" ")
@@ -120,6 +128,8 @@ class Conversation:
             case "/history":
                 for message in await session.history():
                     self._show_message(message)
+            case "/tree":
+                show_tree(screen, await read_tree(self._here.runtime, session))
             case "/show":
                 await self._show()
             case "/stop" | "/cancel":

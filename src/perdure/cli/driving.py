@@ -1,4 +1,4 @@
-"""Driving from the command line: one agent, and the one session that this command was given.
+"""Driving from the command line: one agent, the one session that this command was given, and its sub-agents'.
 
 Rule: what other sessions left behind is not picked up by the way; nobody would see what it does.
 """
@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from perdure.cli.agents import ASSISTANT, load_agent, with_model
+from perdure.cli.family import is_child, root_of
 from perdure.cli.terminal import patience, store_url
 from perdure.cli.words import shell
-from perdure.core.errors import Refused, UsageError
+from perdure.core.errors import NotFound, Refused, UsageError
 from perdure.core.state import SessionState, agent_of
 from perdure.ports import Clock
 from perdure.runtime.agent import Agent
@@ -24,6 +25,7 @@ from perdure.runtime.clock import SystemClock
 from perdure.runtime.local import LocalEngine
 from perdure.runtime.run import Run
 from perdure.runtime.session import Session
+from perdure.runtime.subagents import ROOT
 from perdure.wiring import Runtime
 
 
@@ -55,23 +57,37 @@ def check_agent(session: str, state: SessionState, given: Given, loaded: str | N
 
 
 class SoloEngine:
-    """Drives the sessions that were submitted here, and those only."""
+    """Drives the sessions that were taken here and those of their sub-agents; not those that a message reaches."""
 
     def __init__(self, clock: Clock) -> None:
+        self.root_of: Callable[[str], Awaitable[str]] | None = None
         self._engine = LocalEngine(clock)
         self._mine: set[str] = set()
+        self._roots: dict[str, str] = {}
 
     async def start(
         self, drive: Callable[[str], Awaitable[None]], sweep: Callable[[], Awaitable[Sequence[str]]]
     ) -> None:
-        async def sweep_mine() -> Sequence[str]:
-            return [session for session in await sweep() if session in self._mine] if self._mine else ()
+        async def drive_mine(session: str) -> None:
+            if await self._is_mine(session):
+                await drive(session)
 
-        await self._engine.start(drive, sweep_mine)
+        async def sweep_mine() -> Sequence[str]:
+            return [session for session in await sweep() if await self._is_mine(session)] if self._mine else ()
+
+        await self._engine.start(drive_mine, sweep_mine)
+
+    def take(self, session: str) -> None:
+        self._mine.add(session)
+        self.submit(session)
 
     def submit(self, session: str) -> None:
-        self._mine.add(session)
         self._engine.submit(session)
+
+    async def _is_mine(self, session: str) -> bool:
+        if session not in self._mine and session not in self._roots and self.root_of is not None:
+            self._roots[session] = await self.root_of(session)
+        return session in self._mine or self._roots.get(session) in self._mine
 
     async def drain(self, grace: float) -> None:
         await self._engine.drain(grace)
@@ -84,15 +100,19 @@ class Driving:
         self.runtime = runtime
         self.agent = agent
         self._engine = engine
+        engine.root_of = self._root_of
 
     async def start(self, session: Session[Any], prompt: str, key: str | None = None) -> Run[Any]:
+        await self.refuse_child(session)
         run = await session.start(prompt, key=key)
         # The same key is the same run, perhaps one that a dead process left open: then nothing was submitted.
-        self._engine.submit(session.uid)
+        self.take(session)
         return run
 
     async def go_on(self, session: Session[Any]) -> Run[Any]:
         """The open run, the input that waits to become one, or a new run that continues the last."""
+        await self.refuse_child(session)
+        self.take(session)
         try:
             return await session.go_on()
         except Refused:
@@ -102,6 +122,24 @@ class Driving:
             raise Refused(
                 f"Session {session.id!r} has nothing to resume: {why}; send an input with {command}."
             ) from None
+
+    def take(self, session: Session[Any]) -> None:
+        """Has a session driven here, and what is below it."""
+        self._engine.take(session.uid)
+
+    async def refuse_child(self, session: Session[Any]) -> None:
+        """A sub-agent keeps to what its ancestors allow, so that it is driven with them or not at all."""
+        if is_child(session):
+            root = await root_of(self.runtime, session)
+            command = shell("resume", root.id, agent="FILE.py:NAME", tenant=root.tenant) if root else ""
+            then = f"go on with the one that it works for: {command}" if root else "the one that it worked for is gone."
+            raise Refused(f"Session {session.id!r} is a sub-agent's; {then}")
+
+    async def _root_of(self, uid: str) -> str:
+        try:
+            return (await self.runtime.session_by_uid(uid)).state.metadata.get(ROOT, uid)
+        except NotFound:
+            return uid
 
 
 @asynccontextmanager

@@ -35,13 +35,21 @@ STATUS_STYLES = {"idle": "green", "running": "cyan", "waiting": "bold yellow"}
 
 
 async def list_sessions(
-    store: str | None, tenant: str | None, agent: str | None, status: str | None, limit: int, *, json: bool
+    store: str | None,
+    tenant: str | None,
+    agent: str | None,
+    status: str | None,
+    limit: int,
+    *,
+    children: bool,
+    json: bool,
 ) -> None:
     if status is not None and status not in get_args(Status):
         raise UsageError(f"--status {status}: take one of {', '.join(get_args(Status))}.")
     rows: list[SessionRow] = []
     async with beside(store) as runtime, patience("reading the sessions …"):
-        async for row in runtime.sessions(tenant=tenant, agent=agent, status=cast(Status, status)):
+        found = runtime.sessions(tenant=tenant, agent=agent, status=cast(Status, status), children=children)
+        async for row in found:
             rows.append(row)
             if len(rows) == limit:
                 break
@@ -137,12 +145,13 @@ async def _show_next(runtime: Runtime, screen: Screen, session: Session[Any], st
     if len(waiting) > MOST_WAITING:
         there = shell("inputs", "list", session.id, store=store, tenant=session.tenant)
         screen.line(" ", f"and {len(waiting) - MOST_WAITING:,} more: {there}", "cyan")
-    for item in summary.pending:
-        screen.line("‖", how_to_decide(item, store), "yellow")
+    for item in await session.pending():
+        of = f"session {item.session}: " if item.session != session.id else ""
+        screen.line("‖", f"{of}{how_to_decide(item, store)}", "yellow")
     if driver:
         screen.line("●", "a process drives it now", "cyan")
     elif summary.runnable:
-        command = how_to_resume(await runtime.root_of(session), store)
+        command = await how_to_resume(runtime, session, store)
         screen.line("●", f"it has work and nobody drives it: {command}", "bold yellow")
 
 

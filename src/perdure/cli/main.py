@@ -18,6 +18,7 @@ from perdure.cli import (
     demo,
     doctor,
     inputs,
+    messages,
     model,
     pending,
     replay,
@@ -61,6 +62,7 @@ app.command()(replay.replay)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(inputs.app, name="inputs")
 app.add_typer(triggers.app, name="triggers")
+app.add_typer(messages.app, name="messages")
 app.add_typer(model.app, name="model")
 for command in (doctor.doctor, bench.bench):
     app.command()(command)

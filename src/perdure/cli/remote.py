@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from perdure.cli.agents import ASSISTANT
 from perdure.cli.answers import who
+from perdure.cli.family import root_of
 from perdure.cli.questions import questions_of
 from perdure.cli.terminal import patience, print_json, store_url
 from perdure.cli.words import shell
@@ -58,7 +59,7 @@ async def tell(runtime: Runtime, session: Session[Any], what: str, store: str | 
     elif driver:
         print(f"{session.id}: {what} is recorded; the process that drives the session acts on it now.")
     else:
-        command = how_to_resume(await runtime.root_of(session), store)
+        command = await how_to_resume(runtime, session, store)
         print(f"{session.id}: {what} is recorded; nobody drives the session now: {command} goes on with it.")
 
 
@@ -75,7 +76,9 @@ async def _driver(runtime: Runtime, session: Session[Any]) -> str | None:
     return None
 
 
-def how_to_resume(session: Session[Any], store: str | None) -> str:
+async def how_to_resume(runtime: Runtime, session: Session[Any], store: str | None) -> str:
+    """The command that goes on with a session; a sub-agent's goes on with the one that it works for."""
+    session = await root_of(runtime, session) or session
     agent = "FILE.py:NAME" if session.agent != ASSISTANT else None
     return shell("resume", session.id, agent=agent, store=store, tenant=session.tenant)
 

@@ -39,9 +39,11 @@ def resume(
 
 
 async def _resume(session: str, given: Given) -> int:
+    from perdure.cli.afterwards import is_left, see_to_the_rest
     from perdure.cli.answers import answers_for
     from perdure.cli.attend import attend
     from perdure.cli.driving import check_agent, driving
+    from perdure.cli.family import heads_below
     from perdure.cli.remote import beside, find
     from perdure.cli.views import view_for
     from perdure.cli.words import shell
@@ -53,8 +55,10 @@ async def _resume(session: str, given: Given) -> int:
         check_agent(session, state, given, here.agent.name)
         opened = await here.runtime.session(session, tenant=given.tenant)
         known = max(0, opened.state.seq - REPLAYED)
-        view = view_for(given, known=known)
+        view = view_for(given, known=known, below=await heads_below(here.runtime, opened, REPLAYED))
         if known:
             view.say(f"{known:,} records came before; {shell('sessions', 'show', session, store=given.store)} has them")
+        if await is_left(here, opened):
+            return await see_to_the_rest(here, opened, view, answers_for(given.yes, given.json))
         started = await here.go_on(opened)
-        return await attend(opened, started, view, answers_for(given.yes, given.json))
+        return await attend(here.runtime, opened, started, view, answers_for(given.yes, given.json))

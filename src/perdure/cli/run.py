@@ -76,4 +76,4 @@ async def _run(prompt: str, session: str | None, key: str | None, given: Given) 
         if given.agent is None and given.model is None:
             view.say(f"model {chosen_model()}; name another one with --model")
         started = await here.start(opened, prompt, key)
-        return await attend(opened, started, view, answers_for(given.yes, given.json))
+        return await attend(here.runtime, opened, started, view, answers_for(given.yes, given.json))

@@ -1,4 +1,4 @@
-"""perdure sessions: list, show, records, audit, compact, fork, delete, and what travels in time."""
+"""perdure sessions: list, show, tree, records, audit, compact, fork, delete, and what travels in time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.cli.complete import SessionArgument, tag_names
 from perdure.cli.terminal import JsonOption, StoreOption, TenantFilter, TenantOption, run_async
 
 app = typer.Typer(
-    help="List, show, audit, compact, fork, rewind, compare, export and delete sessions.",
+    help="List, show, audit, compact, fork, rewind, compare, export and delete sessions; trees of sub-agents.",
     epilog="Example: perdure sessions show order-7",
 )
 
@@ -35,6 +35,7 @@ def list_(
     agent: Annotated[str | None, typer.Option(help="Only this agent's.", show_default=False)] = None,
     status: Annotated[str | None, typer.Option(help="Only idle, running or waiting ones.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(help="How many at most.", min=1)] = 50,
+    children: Annotated[bool, typer.Option("--children", help="Those of sub-agents too.")] = False,
     json: JsonOption = False,
 ) -> None:
     """List sessions, newest first.
@@ -43,7 +44,20 @@ def list_(
     """
     from perdure.cli.listing import list_sessions
 
-    run_async(list_sessions(store, tenant, agent, status, limit, json=json))
+    run_async(list_sessions(store, tenant, agent, status, limit, children=children, json=json))
+
+
+@app.command()
+def tree(id: SessionArgument, store: StoreOption = None, tenant: TenantOption = "", json: JsonOption = False) -> None:
+    """Show a session and those of its sub-agents.
+
+    Each with its agent, what it waits for, its turns, and what it has used, its own sub-agents included.
+
+    Example: perdure sessions tree order-7
+    """
+    from perdure.cli.forest import print_tree
+
+    run_async(print_tree(id, store, tenant, json=json))
 
 
 @app.command()
@@ -166,7 +180,7 @@ def delete(
     tenant: TenantOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Forget a session and what belongs to it alone.
+    """Forget a session and what belongs to it alone; the sessions of its sub-agents go with it.
 
     On a terminal it asks first.
 
@@ -177,20 +191,28 @@ def delete(
 
 async def _delete(id: str, yes: bool, store: str | None, tenant: str, json: bool) -> int:
     from perdure.cli.answers import is_interactive
+    from perdure.cli.family import rows_below
     from perdure.cli.remote import beside, find
     from perdure.cli.terminal import FAILED, OK, patience, print_json
-    from perdure.cli.words import count
+    from perdure.cli.words import count, visible
 
     async with beside(store) as runtime:
         session = await find(runtime, id, store, tenant)
+        below = [row.id for row in await rows_below(runtime, session)]
+        family = f" and {count(len(below), 'session')} of its sub-agents" if below else ""
         if not yes and not json and is_interactive():
-            what = f"Delete {id!r} with its {count(session.state.seq, 'record')}?"
+            what = f"Delete {id!r} with its {count(session.state.seq, 'record')}{family}?"
             if not typer.confirm(what):
                 return FAILED
         async with patience(f"deleting {id} …"):
             await session.delete()
+        left = [row.id for row in await rows_below(runtime, session)]
+    gone = [child for child in below if child not in left]
     if json:
-        print_json({"deleted": id})
-    else:
-        print(f"{id} is deleted.")
+        print_json({"deleted": id, "children": gone} if below else {"deleted": id})
+        return OK
+    family = f" and {count(len(gone), 'session')} of its sub-agents" if gone else ""
+    print(f"{id}{family} {'are' if gone else 'is'} deleted.")
+    if left:
+        print(f"Still at work, and by themselves from now on: {', '.join(map(visible, left))}.")
     return OK

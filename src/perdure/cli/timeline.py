@@ -5,11 +5,14 @@ Rule: every line is made from records and deltas alone, so the live view and `se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from perdure.cli.changes import show_change
+from perdure.cli.errands import show_child, show_from, show_grant, show_spending
+from perdure.cli.indented import Indented
 from perdure.cli.notes import show_note
 from perdure.cli.screen import Screen
 from perdure.cli.words import (
@@ -44,6 +47,7 @@ from perdure.core.events import (
     CallSuspended,
     HistoryCompacted,
     InputAccepted,
+    MessageSettled,
     ModelCalled,
     ModelFailed,
     ModelResponded,
@@ -57,7 +61,7 @@ from perdure.core.events import (
     Switched,
 )
 from perdure.core.messages import ToolCall, Usage
-from perdure.ports import Record
+from perdure.ports import FromChild, Item, Record
 
 MARGIN = 15
 LONGEST = 300
@@ -86,14 +90,25 @@ DECIDED = {
 class Timeline:
     """Shows each item as it comes. `full` adds when, which record, and a line per turn.
 
-    `echo` shows what somebody typed; records up to `known` are followed, but not shown.
+    `echo` shows what somebody typed; records up to `known` are followed, but not shown. `below` is the same for the
+    sessions of sub-agents, by their ids.
     """
 
-    def __init__(self, screen: Screen, *, full: bool = False, echo: bool = True, known: int = 0) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        *,
+        full: bool = False,
+        echo: bool = True,
+        known: int = 0,
+        below: Mapping[str, int] | None = None,
+    ) -> None:
         self._screen = screen
         self._full = full
         self._echo = echo
         self._known = known
+        self._known_below = below or {}
+        self._below: dict[tuple[str, int], Timeline] = {}
         self._calls: dict[int, ToolCall] = {}
         self._started: dict[int, float] = {}
         self._suspended: dict[int, float] = {}
@@ -104,7 +119,25 @@ class Timeline:
         self._pinned = ""
         self._run = Totals()
 
-    def show(self, item: Record | Delta) -> None:
+    def show(self, item: Item) -> None:
+        if isinstance(item, FromChild):
+            self._show_below(item)
+        else:
+            self._show(item)
+
+    def _show_below(self, item: FromChild) -> None:
+        where = (item.session, item.call)
+        timeline = self._below.get(where)
+        if timeline is None:
+            # What it was told stands in the call that told it.
+            screen, known = Indented(self._screen, item.agent, item.call), self._known_below.get(item.session, 0)
+            timeline = Timeline(screen, echo=False, known=known, below=self._known_below)
+            self._below[where] = timeline
+        timeline.show(item.item)
+        if isinstance(item.item, Record) and isinstance(item.item.event, RunEnded):
+            del self._below[where]
+
+    def _show(self, item: Record | Delta) -> None:
         match item:
             case Record():
                 self._show_record(item)
@@ -137,7 +170,7 @@ class Timeline:
             case SessionOpened(id=id, agent=agent, origin=None):
                 self._line(record, "◆", f"session {id} · agent {agent}", "bold")
             case SessionOpened(id=id, agent=agent, origin=origin) if origin and origin.agents:
-                self._line(record, "◆", f"session {id} · agent {agent}, below {' · '.join(origin.agents)}", "bold")
+                self._line(record, "◆", f"session {id} · agent {agent} · {show_from(origin)}", "bold")
             case SessionOpened(id=id, origin=origin) if origin:
                 self._line(record, "◆", f"forked at record {origin.seq}: from here on it is session {id}", "bold")
             case AgentPinned(switched=Switched(error=error), spec=spec):
@@ -166,6 +199,8 @@ class Timeline:
                 self._show_end(record, record.event)
             case ModelCalled() | ModelResponded() | ModelFailed() | Noted():
                 self._show_turn(record, record.event)
+            case MessageSettled(dead="") if not self._full:
+                pass
             case _:
                 if (change := show_change(record.event)) is not None:
                     self._line(record, *change)
@@ -177,7 +212,8 @@ class Timeline:
         if self._echo or queued:
             if self._full and self._run.is_over:
                 self._screen.line(" ", "")
-            self._line(record, "▸", f"{shorten(text, LONGEST)}{queued}", "bold cyan")
+            by = f" · by {event.by}" if event.by else ""
+            self._line(record, "▸", f"{shorten(text, LONGEST)}{queued}{by}", "bold cyan")
 
     def _show_turn(self, record: Record, event: ModelCalled | ModelResponded | ModelFailed | Noted) -> None:
         match event:
@@ -217,8 +253,10 @@ class Timeline:
 
     def _show_call(self, record: Record) -> None:
         match record.event:
-            case CallStarted(call=call, attempt=attempt):
+            case CallStarted(call=call, attempt=attempt, granted=granted):
                 self._started[call] = record.at
+                if self._full and granted is not None and (grant := show_grant(granted)):
+                    self._line(record, "·", f"{self._name(call)} may use {grant}", "dim")
                 if call in self._operations:
                     found = f"{self._name(call)} found again: operation {self._operations[call]} under way"
                     self._line(record, "↻", found, "magenta")
@@ -233,20 +271,24 @@ class Timeline:
             case CallChecked(call=call, snapshot=snapshot, revision=revision) if snapshot is not None:
                 shown = shorten(encode_json(snapshot).decode(), self._room(4))
                 self._line(record, "◇", f"prepared, revision {revision or '-'} · {self._name(call)} · {shown}", "cyan")
+            case CallSuspended(call=call, kind="child", prompt=prompt, expires_at=expires_at):
+                # What goes on there is shown there.
+                self._screen.end(f"call {call}")
+                self._line(record, "⇢", show_child(self._name(call), prompt, expires_at), "cyan")
             case CallSuspended():
                 self._show_pause(record, record.event)
             case CallDecided():
                 self._show_decision(record, record.event)
-            case CallEnded(call=call, outcome=outcome, parts=parts):
+            case CallEnded(call=call, outcome=outcome, parts=parts, spent=spent):
                 self._screen.end(f"call {call}")
+                self._run.spend(spent)
                 self._settled(call, record.at)
-                self._run.add_spent(record.event.spent)
                 mark, style = OUTCOME_STYLES[outcome]
                 result = shorten(show_parts(parts), self._room(2))
                 said = result if outcome == "ok" else f"{outcome}: {result}"
                 started = self._started.pop(call, None)
                 took = f" · {show_seconds(record.at - started)}" if started else ""
-                self._line(record, mark, f"{self._name(call)} → {said}{took}", mark_style=style)
+                self._line(record, mark, f"{self._name(call)} → {said}{show_spending(spent)}{took}", mark_style=style)
             case _:
                 pass
 
@@ -343,8 +385,8 @@ class Totals:
         self.waited = 0.0
         self._waiting_since: float | None = None
 
-    def add_spent(self, spent: Spent | None) -> None:
-        """What a sub-agent has used is the run's."""
+    def spend(self, spent: Spent | None) -> None:
+        """What a sub-agent has used is the run's too."""
         if spent is not None:
             self.usage += spent.usage
             self.cost_usd += spent.cost_usd or 0.0

@@ -104,12 +104,13 @@ async def recall_child(desk: Desk, action: RecallChild) -> Event:
     by = f"session {desk.log.state.id}"
     if not await _post(desk).stop(action.child, StopRun(cause, by, reply)):
         return _never_began(desk, action)
-    ended = _until_ended(desk, action.call)
     if cause == "stop":
-        await ended
-    else:
-        with suppress(TimeoutError):
-            await within(desk.world.clock, CHILD_GRACE, ended)
+        await desk.log.until(lambda state: is_over(state, action.call) or _is_forced(state))
+        if _is_forced(desk.log.state):
+            # Who has asked kindly may lose patience; a child that has ended meanwhile refuses it.
+            await _post(desk).stop(action.child, StopRun("cancel", by, reply))
+    with suppress(TimeoutError):
+        await within(desk.world.clock, CHILD_GRACE, _until_ended(desk, action.call))
     spent = await _post(desk).spent_by(action.child, reply)
     if action.cause == "seconds":
         text = f"{action.name} did not finish in time; it is not known what it has done until then."
@@ -134,6 +135,10 @@ def is_over(state: SessionState, ordinal: int) -> bool:
 
 async def _until_ended(desk: Desk, ordinal: int) -> None:
     await desk.log.until(lambda state: is_over(state, ordinal))
+
+
+def _is_forced(state: SessionState) -> bool:
+    return state.run is not None and state.run.stop is not None and state.run.stop.cause != "stop"
 
 
 async def report_end(desk: Desk, action: ReportEnd) -> MessageSettled:

@@ -100,6 +100,8 @@ class Walk:
         match event:
             case ModelResponded():
                 return self._answer(event)
+            case CallSuspended(kind="child"):
+                return []  # where a sub-agent works is nobody's decision
             case CallChecked() | CallSuspended() | CallDecided() | CallStarted() | CallEnded():
                 return [_read_call(event)]
             case ModelCalled(inputs=inputs, final=final):
@@ -149,7 +151,7 @@ def _read_call(
         case CallDecided():
             return "decision", event.call, _plain(event, "call", "id")
         case CallStarted():
-            return "start", event.call, _plain(event, "call", "key")
+            return "start", event.call, _plain(event, "call", "key", "child")
         case CallEnded():
             return "outcome", event.call, _plain(event, "call", "seconds")
 

@@ -25,6 +25,7 @@ from perdure.core.state import SessionState
 from perdure.core.upcast import UPCASTS
 from perdure.ports import Clock, Entry, Opening, Record, Store
 from perdure.runtime.log import SessionLog
+from perdure.runtime.subagents import labels_of
 
 FORMAT = 1
 CAME_ALONG = "It was imported with its session; resume it if it shall go on here."
@@ -170,8 +171,15 @@ def _renamed(exported: Exported, id: str | None, tenant: str | None) -> Exported
     """The same records under a new uid: only the latest opening differs, which says whose they are."""
     at, opened = next((at, e) for at, e in reversed(list(enumerate(exported.events))) if isinstance(e, SessionOpened))
     uid = token_hex(10)
+    is_child = opened.origin is not None and bool(opened.origin.agents)
     opened = replace(
-        opened, uid=uid, id=opened.id if id is None else id, tenant=opened.tenant if tenant is None else tenant
+        opened,
+        uid=uid,
+        id=opened.id if id is None else id,
+        tenant=opened.tenant if tenant is None else tenant,
+        # A copy of a sub-agent's session is nobody's child.
+        metadata=labels_of(opened.metadata),
+        origin=None if is_child else opened.origin,
     )
     entry = replace(exported.entries[at], payload=encode_event(opened))
     return Exported(
