@@ -89,7 +89,8 @@ async def read_tree(runtime: Runtime, session: Session[Any]) -> list[Member]:
     sessions = {session.uid: session} | {row.uid: await runtime.session_by_uid(row.uid) for row in rows}
     states = {uid: member.state for uid, member in sessions.items()}
     below: dict[str, list[str]] = {}
-    for row in rows:
+    # Those of one turn are opened at the same time: the calls say which comes first.
+    for row in sorted(rows, key=lambda row: _call_of(states[row.uid])):
         below.setdefault(row.metadata[PARENT], []).append(row.uid)
     members: list[Member] = []
     todo = [(session.uid, 0)]
@@ -98,6 +99,10 @@ async def read_tree(runtime: Runtime, session: Session[Any]) -> list[Member]:
         members.append(_member(states, uid, depth))
         todo += [(child, depth + 1) for child in reversed(below.get(uid, []))]
     return members
+
+
+def _call_of(state: SessionState) -> int:
+    return state.origin.call if state.origin else 0
 
 
 def _member(states: dict[str, SessionState], uid: str, depth: int) -> Member:
