@@ -78,11 +78,7 @@ def evolve(state: SessionState, event: Event) -> SessionState:
         case CallStarted() | CallAdvanced() | CallChecked() | CallSuspended():
             return replace(state, seq=seq, run=with_fact(state.run, event))
         case CallDecided():
-            remembered = _with_remembered(state, event)
-            decided = state.decided.add(_place_of(event), f"{event.decision}|{event.by}")
-            decided = decided.add(f"id {event.id}", _place_of(event)) if event.id else decided
-            run = with_fact(state.run, event)
-            return replace(state, seq=seq, run=run, remembered=remembered, decided=decided)
+            return _on_decided(replace(state, seq=seq), event)
         case InputAccepted():
             return queue_input(replace(state, seq=seq), event)
         case RunStarted():
@@ -127,6 +123,13 @@ def evolve(state: SessionState, event: Event) -> SessionState:
 
 def fold(events: list[Event], state: SessionState | None = None) -> SessionState:
     return reduce(evolve, events, new_state() if state is None else state)
+
+
+def _on_decided(state: SessionState, event: CallDecided) -> SessionState:
+    remembered = _with_remembered(state, event)
+    decided = state.decided.add(_place_of(event), f"{event.decision}|{event.by}")
+    decided = decided.add(f"id {event.id}", _place_of(event)) if event.id else decided
+    return replace(state, run=with_fact(state.run, event), remembered=remembered, decided=decided)
 
 
 def _with_remembered(state: SessionState, event: CallDecided) -> tuple[Remembered, ...]:

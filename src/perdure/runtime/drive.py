@@ -13,7 +13,6 @@ from typing import ParamSpec, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from perdure.core.accept import accept
 from perdure.core.actions import (
     AbortCall,
     AbortModel,
@@ -34,7 +33,7 @@ from perdure.core.actions import (
     SwitchAgent,
     VetInput,
 )
-from perdure.core.commands import Command, ExpireCalls, StopRun
+from perdure.core.commands import Command
 from perdure.core.errors import Conflict, StaleEpoch
 from perdure.core.events import (
     CallEnded,
@@ -46,12 +45,12 @@ from perdure.core.events import (
 )
 from perdure.core.inputs import starting
 from perdure.core.rules import next_actions
-from perdure.core.state import SessionState, agent_of, find_call
+from perdure.core.state import RunState, SessionState, agent_of, find_call
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
+from perdure.runtime.alarms import NEVER, add_due, silence_left, time_left, wait_for
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
-from perdure.runtime.firing import due_events
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
 from perdure.runtime.hook_phases import is_watched
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
@@ -285,31 +284,15 @@ class Driver:
         return False
 
     def _add_due(self, change: Change) -> None:
-        """What the clock says: a run out of time, suspended calls past theirs, triggers whose time has come."""
-        state = change.after
-        run = state.run
-        if run is not None and self._time_left(state) <= 0:
-            change.add(accept(state, StopRun("seconds")))
-        elif run is not None and self._silence_left(state) <= 0:
-            change.add(accept(state, StopRun("silence")))
-        calls = (*run.calls, *run.background) if run is not None else ()
-        if [call for call in calls if call.pause and call.pause.expires_at is not None] or state.queue:
-            change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
-        if state.triggers:
-            change.add(due_events(change.after, self._world.clock.now()))
+        run = change.after.run
+        add_due(change, self._world.clock.now(), self._time_left(run), self._silence_left(run))
 
-    def _time_left(self, state: SessionState) -> float:
-        run = state.run
-        if run is None or run.limits.seconds is None or run.stop or run.final or not self._flights:
-            return float("inf")
-        return run.limits.seconds - run.seconds - (self._world.clock.monotonic() - self._lap_from)
+    def _time_left(self, run: RunState | None) -> float:
+        return time_left(run, self._world.clock.monotonic() - self._lap_from) if self._flights else NEVER
 
-    def _silence_left(self, state: SessionState) -> float:
-        """How long work under way may still go without a sign of life."""
-        run = state.run
-        if run is None or run.limits.silence is None or run.stop or run.final or not self._flights:
-            return float("inf")
-        return run.limits.silence - (self._world.clock.monotonic() - max(self._desk.sign_at, self._lap_from))
+    def _silence_left(self, run: RunState | None) -> float:
+        heard_at = max(self._desk.sign_at, self._lap_from)
+        return silence_left(run, self._world.clock.monotonic() - heard_at) if self._flights else NEVER
 
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
@@ -489,15 +472,9 @@ class Driver:
     def _arm(self) -> None:
         self._disarm()
         state = self._log.state
-        run, left = state.run, min(self._time_left(state), self._silence_left(state))
-        times = [call.pause.expires_at for call in (*run.calls, *run.background) if call.pause] if run else []
-        if state.queue:
-            times += [queued.at for queued in state.queue]
-        if state.triggers:
-            times += [trigger.next_at for trigger in state.triggers.values()]
-        for at in times:
-            left = left if at is None else min(left, at - self._world.clock.now())
-        if left != float("inf"):
+        left = min(self._time_left(state.run), self._silence_left(state.run))
+        left = min(left, wait_for(state, self._world.clock.now()))
+        if left != NEVER:
             self._alarm = self._world.clock.call_later(max(0.0, left), self._stir)
 
     def _disarm(self) -> None:

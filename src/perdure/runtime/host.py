@@ -17,7 +17,6 @@ from perdure.core.accept import accept
 from perdure.core.commands import Command, CompactView, StopRun
 from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StaleEpoch, UsageError
 from perdure.core.events import Event, HistoryCompacted, Origin, SessionOpened
-from perdure.core.fits import check_schema
 from perdure.core.fold import fold
 from perdure.core.fork import fork_events
 from perdure.core.messages import JSON
@@ -39,6 +38,7 @@ from perdure.runtime.post import Post
 from perdure.runtime.roster import Resolve, Roster
 from perdure.runtime.shared_state import SHARED, SharedState
 from perdure.runtime.subagents import labels_of
+from perdure.runtime.tools import check_declared
 from perdure.runtime.watching import Watching
 from perdure.runtime.world import World, schema_key
 
@@ -142,19 +142,8 @@ class Host:
         return binding.models if binding else ()
 
     def declare(self, agent: str, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-        """Tools that a caller carries out for one run; each has a name of its own and schemas that can be checked."""
         binding = self._bindings.get(agent)
-        names = {tool.name for tool in binding.spec.tools} if binding else set[str]()
-        for spec in tools:
-            if spec.kind == "function":
-                raise UsageError(f"The tool {spec.name!r} is a function; declare frontend(…) tools for a run.")
-            if spec.name in names:
-                raise UsageError(f"A tool is called {spec.name!r} already; give the one of this run another name.")
-            names.add(spec.name)
-            for schema in (spec.parameters, spec.response):
-                if schema is not None:
-                    check_schema(schema)
-        return tuple(tools)
+        return check_declared(tools, binding.spec.tools if binding else ())
 
     async def open(
         self,

@@ -319,6 +319,21 @@ def check_names(tools: Sequence[Tool[..., Any]]) -> None:
         seen.add(item.name)
 
 
+def check_declared(tools: Sequence[ToolSpec], own: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Tools that a caller carries out for one run: each with a name of its own and schemas that can be checked."""
+    names = {tool.name for tool in own}
+    for spec in tools:
+        if spec.kind == "function":
+            raise UsageError(f"The tool {spec.name!r} is a function; declare frontend(…) tools for a run.")
+        if spec.name in names:
+            raise UsageError(f"A tool is called {spec.name!r} already; give the one of this run another name.")
+        names.add(spec.name)
+        for schema in (spec.parameters, spec.response):
+            if schema is not None:
+                check_schema(schema)
+    return tuple(tools)
+
+
 def _make(function: Any, options: ToolOptions, frame: FrameType | None) -> Tool[..., Any]:
     if not callable(function):
         raise UsageError(f"{function!r} is no function; a tool is made of something that can be called.")

@@ -1,0 +1,56 @@
+"""What the clock means to a session that is driven: what is due now, and when to look again."""
+
+from __future__ import annotations
+
+from perdure.core.accept import accept
+from perdure.core.commands import ExpireCalls, StopRun
+from perdure.core.state import RunState, SessionState
+from perdure.runtime.firing import due_events
+from perdure.runtime.log import Change
+
+NEVER = float("inf")
+
+
+def time_left(run: RunState | None, lap: float) -> float:
+    """How long the run may go on with work that has been under way for a `lap` of seconds."""
+    if run is None or run.limits.seconds is None or run.stop or run.final:
+        return NEVER
+    return run.limits.seconds - run.seconds - lap
+
+
+def silence_left(run: RunState | None, quiet: float) -> float:
+    """How long work under way, `quiet` for so many seconds, may still go without a sign of life."""
+    if run is None or run.limits.silence is None or run.stop or run.final:
+        return NEVER
+    return run.limits.silence - quiet
+
+
+def add_due(change: Change, now: float, left: float, silence: float) -> None:
+    """A run out of time or without a sign of life, suspended calls past theirs, triggers whose time has come."""
+    state = change.after
+    if left <= 0:
+        change.add(accept(state, StopRun("seconds")))
+    elif silence <= 0:
+        change.add(accept(state, StopRun("silence")))
+    if state.queue or any(at is not None for at in _expiries(state)):
+        change.add(accept(change.after, ExpireCalls(now)))
+    if state.triggers:
+        change.add(due_events(change.after, now))
+
+
+def wait_for(state: SessionState, now: float) -> float:
+    """Seconds until the next call expires, input is due or trigger fires."""
+    times = _expiries(state)
+    if state.queue:
+        times += [queued.at for queued in state.queue]
+    if state.triggers:
+        times += [trigger.next_at for trigger in state.triggers.values()]
+    return min((at - now for at in times if at is not None), default=NEVER)
+
+
+def _expiries(state: SessionState) -> list[float | None]:
+    run = state.run
+    if run is None:
+        return []
+    calls = (*run.calls, *run.background) if run.background else run.calls
+    return [call.pause.expires_at for call in calls if call.pause]
