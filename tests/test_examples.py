@@ -21,9 +21,10 @@ SAID = {
     "supervisor": "Most was spent on wages: 5400 euros.\n3 workers, 120 tokens in all\n",
     "pipeline": "Rain is water that falls nearly everywhere, and without it nothing grows.\n",
     "debate": "The judge is against it: Tests can be had without a rewrite.\n",
+    "router": "  shipping: Your parcel is at the depot; it comes tomorrow.\n",
     "map_items": "30 bad\n30 good\n",
 }
-SESSIONS = {"supervisor": 4, "pipeline": 3, "debate": 3, "map_items": 60}
+SESSIONS = {"supervisor": 4, "pipeline": 3, "debate": 3, "router": 2, "map_items": 60}
 OPTIONS = {"map_items": ["--items", "60"]}
 LONGEST = 70
 
@@ -77,7 +78,8 @@ async def test_the_supervisor_shows_what_its_workers_find(tmp_path: Path) -> Non
     said = run("supervisor", tmp_path)
     for number, found in enumerate(("1200 euros", "5400 euros", "310 euros"), 1):
         assert f"  worker {number} found {found}\n" in said
-    assert "found" not in run("supervisor", tmp_path), "nobody works again"
+    again = run("supervisor", tmp_path)
+    assert sorted(again.splitlines()) == sorted(said.splitlines()), "the log tells it once more, and nobody works again"
 
 
 async def test_a_map_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def test_what_belongs_to_a_tool_is_given_before_it_is_used() -> None:
 # Preparing first
 
 
-def preparing(updates: list[Any], ran: list[Any], closed: list[bool] | None = None) -> Any:
+def preparing(
+    updates: list[Any], ran: list[Any], closed: list[bool] | None = None, begun: list[bool] | None = None
+) -> Any:
     @tool(effect="once", ask=True)
     async def buy(item: str, ctx: ToolContext[Any, Any]) -> str:
         """Buy."""
@@ -147,6 +149,8 @@ def preparing(updates: list[Any], ran: list[Any], closed: list[bool] | None = No
 
     @buy.listen
     async def quote(item: str) -> Any:
+        if begun is not None:
+            begun.append(True)
         try:
             for update in updates:
                 if isinstance(update, Exception):
@@ -206,11 +210,12 @@ async def test_silence_while_listening_ends_the_call_and_cancel_is_heard(memory:
         assert (await run).output == "Done."
         assert "not ready in time" in (await told(session))[0][2]
         assert closed == [True]
-    agent = clerk([call("buy", item="hat")], tools=[preparing(["hang"], [], closed)])
+    begun: list[bool] = []
+    agent = clerk([call("buy", item="hat")], tools=[preparing(["hang"], [], closed, begun)])
     async with Runtime(memory, agents=[agent]) as runtime:
         session = await runtime.open(agent)
         run = await session.start("go")
-        await until(lambda: session.state.run and session.state.run.calls)
+        await until(lambda: begun)
         await session.cancel()
         assert (await soon(run)).reason == "cancelled"
         await until(lambda: len(closed) == 2)
