@@ -30,8 +30,7 @@ async def track(customer: str) -> str:
 
 
 def greet(request: ModelRequest) -> list[object]:
-    words = str(request.messages[-1])
-    return [call("hand_off", to="billing" if "billed" in words else "shipping")]
+    return [call("hand_off", to="billing" if "billed" in str(request.messages[-1]) else "shipping")]
 
 
 billing = Agent(
