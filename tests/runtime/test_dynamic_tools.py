@@ -351,6 +351,10 @@ async def raising_late(ctx: ToolContext) -> Any:
             "tools: per_run(<lambda>) makes a second tool 'sell_bread'; give it another name=.",
         ),
         (lambda ctx: [unlock], "tools: per_run(<lambda>) makes a second tool 'unlock'; give it another name=."),
+        (
+            lambda ctx: [Agent(name="worker")],
+            "tools: per_run(<lambda>) makes the sub-agent 'worker'; give sub-agents in tools=[…].",
+        ),
         (lambda ctx: seller("x"), "tools: per_run(<lambda>) makes a second tool 'sell_x'; give it another name=."),
     ],
 )

@@ -121,7 +121,7 @@ class Host:
             return given_text(agent, "An agent's name")
         binding = await self.named(agent)
         check_data(binding, log.state.id, log.state.data)
-        if self._engine is not None and self._post.policies_above(log.state) is None:
+        if self._engine is not None and not await self._knows_ancestors(log):
             first = log.state.origin.agents[0] if log.state.origin else ""
             raise UsageError(
                 f"Session {log.state.id!r} keeps to the policy of the agent {first!r}; pass that one, too."
@@ -294,8 +294,8 @@ class Host:
             return
         if not (uid in self._dropped or await self._has_work(log)):
             return
-        if self._post.policies_above(log.state) is None:
-            return  # whoever knows its ancestors knows what it may do
+        if not await self._knows_ancestors(log):
+            return  # whoever knows them knows what the session may do
         try:
             claim = await self.world.store.claim(uid, self._owner)
             if claim is not None and not self._stopping:
@@ -314,6 +314,11 @@ class Host:
         finally:
             self._drivers.pop(uid, None)
         self._dropped.discard(uid)
+
+    async def _knows_ancestors(self, log: SessionLog) -> bool:
+        """Whether the agents above a child, whose policies hold for it, are known here."""
+        names = log.state.origin.agents if log.state.origin else ()
+        return all([await self._roster.find(name) is not None for name in names])
 
     async def _end_orphan(self, log: SessionLog) -> None:
         """A child whose parent is gone, or wants nothing of it any more, is ended by whoever finds it."""

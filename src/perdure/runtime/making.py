@@ -96,6 +96,9 @@ def _checked(maker: PerRun, given: object) -> list[Tool[..., Any]]:
     for tool in tools:
         # Compiled here, so that a wrong signature is told now.
         _ = tool.spec
+        if tool.sub_agent is not None:
+            # A process that finds the child's session must know its agent before any run of the parent is open.
+            raise UsageError(f"per_run({maker.name}) makes the sub-agent {tool.name!r}; give sub-agents in tools=[…].")
     return tools
 
 
