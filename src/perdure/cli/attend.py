@@ -25,6 +25,7 @@ from perdure.runtime.session import Session
 from perdure.wiring import Runtime
 
 SHOW_PATIENCE = 0.3
+END_PATIENCE = 5.0
 ERRAND_PATIENCE = 5.0
 
 
@@ -37,6 +38,8 @@ async def attend(runtime: Runtime, session: Session[Any], run: Run[Any], view: V
         while True:
             result = await run
             asked = [item for item in await _placed(runtime, session, result.pending) if item[0].id not in later]
+            if result.reason != "waiting":
+                await shown.to_the_end()
             await shown.up_to_date(session, *(place for _, place in asked))
             if not asked:
                 await _bring_the_rest(session, view)
@@ -154,6 +157,10 @@ class Shown:
             while not self._is_over and any(self._seqs.get(id, 0) < head for id, head in heads.items()):
                 self._moved.clear()
                 await asyncio.wait_for(self._moved.wait(), SHOW_PATIENCE)
+
+    async def to_the_end(self) -> None:
+        """The stream of a run that is over ends by itself, with the last that its sub-agents did."""
+        await asyncio.wait((self._task,), timeout=END_PATIENCE)
 
     @contextmanager
     def held(self) -> Generator[None]:

@@ -198,4 +198,4 @@ def _landed(state: SessionState, event: CallEnded | CallSuspended) -> CallKey | 
     if run is None or call is None:
         return None
     is_told = call.status == "interrupted" and bool(call.operation) and run.stop is not None
-    return call_key(call.name, call.arguments) if call.status == "started" or call.is_away or is_told else None
+    return call_key(call.name, call.arguments) if call.status == "started" or is_told else None
