@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from pathlib import Path
 
 from perdure import Agent, Limits, ToolContext, tool
 from perdure.core.messages import ToolMessage
@@ -104,9 +106,13 @@ def scouting(request: ModelRequest) -> Answer:
 scout = Agent(name="scout", tools=[wait], model=ScriptedModel(scouting))
 
 
-def camping(request: ModelRequest) -> Answer:
+async def camping(request: ModelRequest) -> Answer:
     told = request.messages[-1]
     if isinstance(told, ToolMessage):
+        for _ in range(1000 if WAITED else 0):
+            if Path("ledger.txt").exists():
+                break
+            await asyncio.sleep(0.01)
         return "The scout is out."
     return call("send_out", name="ranger") if len(request.messages) == 1 else f"Heard: {told.parts[-1].text}"  # type: ignore[union-attr]
 
