@@ -5,24 +5,21 @@ from __future__ import annotations
 from perdure.core.accept import accept
 from perdure.core.commands import ExpireCalls, StopRun
 from perdure.core.state import RunState, SessionState
+from perdure.ports import Clock
 from perdure.runtime.firing import due_events
 from perdure.runtime.log import Change
 
 NEVER = float("inf")
 
 
-def time_left(run: RunState | None, lap: float) -> float:
-    """How long the run may go on with work that has been under way for a `lap` of seconds."""
-    if run is None or run.limits.seconds is None or run.stop or run.final:
-        return NEVER
-    return run.limits.seconds - run.seconds - lap
-
-
-def silence_left(run: RunState | None, quiet: float) -> float:
-    """How long work under way, `quiet` for so many seconds, may still go without a sign of life."""
-    if run is None or run.limits.silence is None or run.stop or run.final:
-        return NEVER
-    return run.limits.silence - quiet
+def left_of(run: RunState | None, clock: Clock, since: float, heard_at: float) -> tuple[float, float]:
+    """How long a run may go on with work that is under way `since` then, and how long without a sign of life."""
+    if run is None or (run.limits.seconds is None and run.limits.silence is None) or run.stop or run.final:
+        return NEVER, NEVER
+    limits, now = run.limits, clock.monotonic()
+    left = NEVER if limits.seconds is None else limits.seconds - run.seconds - (now - since)
+    silence = NEVER if limits.silence is None else limits.silence - (now - max(heard_at, since))
+    return left, silence
 
 
 def add_due(change: Change, now: float, left: float, silence: float) -> None:
@@ -32,7 +29,7 @@ def add_due(change: Change, now: float, left: float, silence: float) -> None:
         change.add(accept(state, StopRun("seconds")))
     elif silence <= 0:
         change.add(accept(state, StopRun("silence")))
-    if state.queue or any(at is not None for at in _expiries(state)):
+    if state.queue or [at for at in _expiries(state) if at is not None]:
         change.add(accept(change.after, ExpireCalls(now)))
     if state.triggers:
         change.add(due_events(change.after, now))

@@ -45,10 +45,10 @@ from perdure.core.events import (
 )
 from perdure.core.inputs import starting
 from perdure.core.rules import next_actions
-from perdure.core.state import RunState, SessionState, agent_of, find_call
+from perdure.core.state import SessionState, agent_of, find_call
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
-from perdure.runtime.alarms import NEVER, add_due, silence_left, time_left, wait_for
+from perdure.runtime.alarms import NEVER, add_due, left_of, wait_for
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
@@ -155,12 +155,8 @@ class Driver:
                 if await self._release():
                     return True
                 continue
-            if [flight for flight in starts if type(flight.action) is RunTool]:
-                # A tool that is done at once has landed after this, and nobody has to be woken for it.
-                await asyncio.sleep(0)
-            if not self._stirred:
-                self._arm()
-                await self._wait()
+            self._arm()
+            await self._wait()
 
     async def _check_early(self, change: Change, starts: list[Flight]) -> None:
         """Checks that are awaited begin before the commit, for nothing lasting happens in them.
@@ -194,7 +190,7 @@ class Driver:
             change.add(accepted(change.after, command))
         starts: list[Flight] = []
         if not self._leaving:
-            self._add_due(change)
+            add_due(change, self._world.clock.now(), *self._left(change.after))
         self._ask_rules(change, starts)
         return change, starts
 
@@ -283,16 +279,10 @@ class Driver:
             starts.append(Flight(action, state=state))
         return False
 
-    def _add_due(self, change: Change) -> None:
-        run = change.after.run
-        add_due(change, self._world.clock.now(), self._time_left(run), self._silence_left(run))
-
-    def _time_left(self, run: RunState | None) -> float:
-        return time_left(run, self._world.clock.monotonic() - self._lap_from) if self._flights else NEVER
-
-    def _silence_left(self, run: RunState | None) -> float:
-        heard_at = max(self._desk.sign_at, self._lap_from)
-        return silence_left(run, self._world.clock.monotonic() - heard_at) if self._flights else NEVER
+    def _left(self, state: SessionState) -> tuple[float, float]:
+        """The seconds that the run may go on, and those that it may be silent, with what is under way."""
+        run = state.run if self._flights else None
+        return left_of(run, self._world.clock, self._lap_from, self._desk.sign_at)
 
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
@@ -472,8 +462,7 @@ class Driver:
     def _arm(self) -> None:
         self._disarm()
         state = self._log.state
-        left = min(self._time_left(state.run), self._silence_left(state.run))
-        left = min(left, wait_for(state, self._world.clock.now()))
+        left = min(*self._left(state), wait_for(state, self._world.clock.now()))
         if left != NEVER:
             self._alarm = self._world.clock.call_later(max(0.0, left), self._stir)
 
