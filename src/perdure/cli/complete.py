@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perdure.core.errors import PerdureError
 
 if TYPE_CHECKING:
+    from perdure.runtime.session import Session
     from perdure.wiring import Runtime
 
 OFFERED = 100
@@ -40,46 +41,49 @@ def pending_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 def tag_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The tags of the session that was named before."""
 
-    # While an option has no value yet, what stands before it has not been read.
-    named = ctx.params.get("id") or next(iter(ctx.args), "")
+    async def names(session: Session[Any]) -> list[str]:
+        return list(await session.tags())
 
-    async def read(runtime: Runtime) -> list[str]:
-        session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
-        return [name for name in await session.tags() if name.startswith(incomplete)]
-
-    return _look(ctx, read)
+    return _look_in_session(ctx, incomplete, names)
 
 
 def input_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
     """The inputs that wait for the session that was named before."""
-    named = ctx.params.get("id") or next(iter(ctx.args), "")
 
-    async def read(runtime: Runtime) -> list[str]:
-        session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
-        return [str(item.number) for item in await session.inputs() if str(item.number).startswith(incomplete)]
+    async def names(session: Session[Any]) -> list[str]:
+        return [str(item.number) for item in await session.inputs()]
 
-    return _look(ctx, read)
+    return _look_in_session(ctx, incomplete, names)
 
 
 def trigger_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The triggers of the session that was named before."""
-    named = ctx.params.get("id") or next(iter(ctx.args), "")
 
-    async def read(runtime: Runtime) -> list[str]:
-        session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
-        return [name for name in await session.triggers() if name.startswith(incomplete)]
+    async def names(session: Session[Any]) -> list[str]:
+        return list(await session.triggers())
 
-    return _look(ctx, read)
+    return _look_in_session(ctx, incomplete, names)
 
 
 def dead_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
     """The numbers of the dead letters of the session that was named before."""
-    named = ctx.params.get("session") or next(iter(ctx.args), "")
+
+    async def names(session: Session[Any]) -> list[str]:
+        return [str(letter.sent.message) for letter in await session.dead_letters()]
+
+    return _look_in_session(ctx, incomplete, names)
+
+
+def _look_in_session(
+    ctx: typer.Context, incomplete: str, names: Callable[[Session[Any]], Awaitable[list[str]]]
+) -> list[str]:
+    """What fits among the names that the session which was named before has."""
+    # While an option has no value yet, what stands before it has not been read.
+    named = ctx.params.get("id") or ctx.params.get("session") or next(iter(ctx.args), "")
 
     async def read(runtime: Runtime) -> list[str]:
         session = await runtime.session(named, tenant=ctx.params.get("tenant") or "")
-        numbers = [str(letter.sent.message) for letter in await session.dead_letters()]
-        return [number for number in numbers if number.startswith(incomplete)]
+        return [name for name in await names(session) if name.startswith(incomplete)]
 
     return _look(ctx, read)
 
