@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from tests.postgres import start_postgres
+
 PREFIX = "figure: "
 SLOW_FILES = ("test_docs.py", "test_sqlite_processes.py", "test_user_sweep.py")
 
@@ -15,6 +17,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "cli" or item.path.name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a PostgreSQL server; all workers of a test run share one."""
+    return start_postgres(tmp_path_factory.getbasetemp().parent / "postgres")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -79,6 +79,7 @@ class SessionLog:
         self._unwatch: Callable[[], None] | None = None
         self._hint = 0
         self._refreshing: asyncio.Task[None] | None = None
+        self._unsure: Change | None = None
 
     def keep_recourse(self, input: int, function: OnModelError) -> None:
         """For as long as the input's run is open; those of runs that have ended are dropped."""
@@ -129,24 +130,41 @@ class SessionLog:
             self.state = state
 
     async def _append(self, change: Change, epoch: int | None, opening: Opening | None) -> None:
+        if self._unsure is change and await self._is_written(change):
+            return
         if change.before is not self.state:
             raise Conflict("The session has moved on; look again.")
         # Stores keep microseconds: what is shown live must equal what is read later.
         at = round(self._clock.now(), 6)
         entries = [Entry(at, run, encode_event(event)) for event, run in zip(change.events, change.runs, strict=True)]
         answered = not ENDS_DRAFT.isdisjoint(map(type, change.events))
-        await self._store.append(
-            Batch(
-                self.uid,
-                change.before.seq,
-                tuple(entries),
-                summarise(change.after),
-                epoch=epoch,
-                opening=opening,
-                drops_draft=answered,
-            )
+        batch = Batch(
+            self.uid,
+            change.before.seq,
+            tuple(entries),
+            summarise(change.after),
+            epoch=epoch,
+            opening=opening,
+            drops_draft=answered,
         )
+        try:
+            await self._store.append(batch)
+        except StoreError:
+            self._unsure = change
+            raise
+        self._unsure = None
         self._apply(change, at)
+
+    async def _is_written(self, change: Change) -> bool:
+        """Whether an append of which nobody knew has come through: it must not be made a second time."""
+        if change.before.seq == 0:
+            return False
+        written = await self._store.read(self.uid, after=change.before.seq, limit=len(change.events))
+        same = [encode_event(record.event) for record in written] == [encode_event(event) for event in change.events]
+        if same:
+            self._unsure = None
+            await self._catch_up()
+        return same
 
     def until(self, predicate: Callable[[SessionState], bool]) -> asyncio.Future[None]:
         """Done as soon as the committed state satisfies the predicate."""

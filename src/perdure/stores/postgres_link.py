@@ -1,0 +1,145 @@
+"""Connections to PostgreSQL: a pool that comes back after a fail-over, migrations, and errors in our own words.
+
+Rule 1: no connection is held beyond one statement. Rule 2: what PostgreSQL cannot do now is a StoreError with a time to
+try again, never a wait without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perdure.core.errors import PerdureError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Pool
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+RETRY_AFTER = 2.0
+PATIENCE = (0.05, 0.2, 0.5, 1.0, 2.0)
+
+
+def load_driver() -> Any:
+    try:
+        import asyncpg
+    except ImportError:
+        raise UsageError("PostgreSQL needs asyncpg; install perdure[postgres].") from None
+    return asyncpg
+
+
+def check_schema(schema: str) -> None:
+    if not _NAME.fullmatch(schema):
+        raise UsageError(f"{schema!r} cannot be the name of a schema; take small letters, digits and '_'.")
+
+
+class Link:
+    """A pool of connections; `pooled`, a transaction pooler stands before the database."""
+
+    def __init__(self, url: str, *, schema: str, connections: int, timeout: float, pooled: bool) -> None:
+        self.url = url
+        self.schema = schema
+        self._connections = connections
+        self._timeout = timeout
+        self._pooled = pooled
+        self._pool: Pool | None = None
+
+    async def open(self) -> None:
+        asyncpg = load_driver()
+        self._pool = await self._spoken(
+            asyncpg.create_pool(
+                self.url,
+                min_size=1,
+                max_size=self._connections,
+                timeout=self._timeout,
+                command_timeout=self._timeout,
+                # A transaction pooler gives every statement another session, which knows nothing of prepared ones.
+                statement_cache_size=0 if self._pooled else 200,
+                max_inactive_connection_lifetime=60.0,
+            )
+        )
+        await self._migrate()
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                await asyncio.wait_for(pool.close(), self._timeout)
+            except (TimeoutError, OSError):
+                pool.terminate()
+
+    def sql(self, text: str) -> str:
+        return text.replace("@schema", self.schema)
+
+    async def ask(self, question: Callable[[Connection], Awaitable[T]], *, tries: int = 3) -> T:
+        """The answer to one question. A connection that broke is replaced and the question asked again.
+
+        So it has to be one that may be asked twice.
+        """
+        for patience in PATIENCE[: tries - 1]:
+            try:
+                return await self._once(question)
+            except StoreError:
+                await asyncio.sleep(patience)
+        return await self._once(question)
+
+    async def _once(self, question: Callable[[Connection], Awaitable[T]]) -> T:
+        pool = self._pool
+        if pool is None:
+            raise StoreError("The store is closed.")
+
+        async def asked() -> T:
+            async with pool.acquire(timeout=self._timeout) as connection:
+                return await question(connection)  # pyright: ignore[reportArgumentType] - a proxy of one
+
+        return await self._spoken(asked())
+
+    async def _spoken(self, work: Awaitable[T]) -> T:
+        asyncpg = load_driver()
+        try:
+            return await work
+        except PerdureError:
+            raise
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise told(error) from error
+
+    async def _migrate(self) -> None:
+        """Each process brings the schema up to date, one at a time; a schema that is newer is refused."""
+        scripts = _scripts()
+
+        async def migrate(connection: Connection) -> None:
+            lock = int.from_bytes(blake2b(self.schema.encode(), digest_size=7).digest(), "big")
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", lock)
+                await connection.execute(self.sql("CREATE SCHEMA IF NOT EXISTS @schema"))
+                await connection.execute(self.sql("CREATE TABLE IF NOT EXISTS @schema.migrations (version INTEGER)"))
+                found = await connection.fetchval(self.sql("SELECT coalesce(max(version), 0) FROM @schema.migrations"))
+                if found > len(scripts):
+                    raise StoreError(
+                        f"A newer version of Perdure has written this database (schema {found}, this one knows"
+                        f" {len(scripts)}); upgrade Perdure."
+                    )
+                for version, script in enumerate(scripts[found:], found + 1):
+                    await connection.execute(self.sql(script))
+                    await connection.execute(self.sql("INSERT INTO @schema.migrations VALUES ($1)"), version)
+
+        await self.ask(migrate)
+
+
+def told(error: BaseException) -> StoreError:
+    """What went wrong, for people; the driver's own words are behind it."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        words = "it did not answer in time"
+    return StoreError(f"PostgreSQL cannot serve this now ({words}); try again.", retry_after=RETRY_AFTER)
+
+
+def _scripts() -> list[str]:
+    folder = files("perdure.stores") / "schema" / "postgres"
+    paths = sorted((path for path in folder.iterdir() if path.name.endswith(".sql")), key=lambda path: path.name)
+    return [path.read_text(encoding="utf-8") for path in paths]
