@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -20,9 +21,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> str:
+def postgres() -> str:
     """The address of a PostgreSQL server; all workers of a test run share one."""
-    return start_postgres(tmp_path_factory.getbasetemp().parent / "postgres")
+    return start_postgres(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
