@@ -112,9 +112,7 @@ class Cutter:
             there_writer.close()
 
 
-async def _pump(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_cut: Callable[[bytes], bool]
-) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_cut: Callable[[bytes], bool]) -> None:
     with suppress(OSError):
         while data := await reader.read(1 << 16):
             if is_cut(data):

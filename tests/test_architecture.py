@@ -35,6 +35,8 @@ MANY_PARAMETERS = {
     "cli/decide.py:_decide",
     "cli/run.py:run",
     "cli/run.py:_run",
+    # What a deployment may set of its database; each has a default.
+    "stores/postgres.py:__init__",
     # What one run may have of its own: the surface names each of them.
     "runtime/session.py:run",
     "runtime/session.py:start",

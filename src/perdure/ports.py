@@ -187,6 +187,23 @@ class Store(Protocol):
     async def read_draft(self, session: str) -> Sequence[bytes]: ...
 
 
+@runtime_checkable
+class SharesDeltas(Protocol):
+    """A store that also carries deltas between processes. What gets lost is lost, and nothing of it is ever kept."""
+
+    def follow_deltas(self, session: str, heard: Callable[[bytes], None]) -> Callable[[], None]:
+        """Calls `heard` with what drivers send, in this loop; returns what ends it."""
+        ...
+
+    def serve_deltas(self, session: str, wanted: Callable[[], None]) -> Callable[[], None]:
+        """Calls `wanted` when somebody follows, and again and again while they do; returns what ends it."""
+        ...
+
+    async def send_deltas(self, session: str, piece: bytes) -> None:
+        """Passes a piece on, of UTF-8 and at most 7,500 bytes; returns soon and never raises."""
+        ...
+
+
 LoadArtifact: TypeAlias = Callable[[str], Awaitable[bytes]]
 
 

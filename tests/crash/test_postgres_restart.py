@@ -128,16 +128,18 @@ async def test_a_commit_whose_answer_got_lost_counts_once(postgres: str, tmp_pat
 
 async def test_runs_do_not_mind_lost_answers(postgres: str, tmp_path: Path) -> None:
     agent = make_agent(tmp_path / "ledger.jsonl")
-    async with Cutter(postgres, tmp_path) as cutter:
-        async with Runtime(PostgresStore(cutter.url, schema=new_schema()), agents=[agent]) as runtime:
-            session = await runtime.open(agent, id="s")
-            run = await session.start("go", key="go")
-            for calls in range(1, TURNS, 3):
-                await until(lambda calls=calls: session.state.calls >= calls)
-                cutter.cuts = 1
-            result = await asyncio.wait_for(session.run("go", key="go"), PATIENCE)
-            assert (result.output, result.run) == ("Done.", run.run)
-            check_log(await session.records())
+    async with (
+        Cutter(postgres, tmp_path) as cutter,
+        Runtime(PostgresStore(cutter.url, schema=new_schema()), agents=[agent]) as runtime,
+    ):
+        session = await runtime.open(agent, id="s")
+        run = await session.start("go", key="go")
+        for calls in range(1, TURNS, 3):
+            await until(lambda calls=calls: session.state.calls >= calls)
+            cutter.cuts = 1
+        result = await asyncio.wait_for(session.run("go", key="go"), PATIENCE)
+        assert (result.output, result.run) == ("Done.", run.run)
+        check_log(await session.records())
     assert Counter(deed.item for deed in read_lines(tmp_path / "ledger.jsonl", Deed)).most_common(1)[0][1] == 1
 
 

@@ -50,9 +50,7 @@ async def kill_twice(folder: Path, point: int, seed: int, open_store: OpenStore 
     return await _judge(trial, [f"point {point}: {first}", f"then point {again}: {second}"], broken)
 
 
-async def kill_at_random(
-    folder: Path, seed: int, seconds: float, open_store: OpenStore | None = None
-) -> Survived:
+async def kill_at_random(folder: Path, seed: int, seconds: float, open_store: OpenStore | None = None) -> Survived:
     """One to three kills at random moments of a life that takes about so many seconds."""
     chance = Random(seed)
     trial = Trial(scenario, folder / f"seed-{seed}", open_store)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.core.codec import decode_event, encode_json
-from perdure.core.errors import PerdureError, StoreError
+from perdure.core.codec import decode_event
+from perdure.core.errors import StoreError
 from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow
 from perdure.stores import terms
+from perdure.stores.postgres_batch import append_values, opening_values, refusal
+from perdure.stores.postgres_deltas import DeltaLines
 from perdure.stores.postgres_link import Link, check_schema
 from perdure.stores.postgres_names import kept, key, meant
 from perdure.stores.postgres_owners import Owners
@@ -50,10 +52,14 @@ class _Open(msgspec.Struct, frozen=True):
     link: Link
     owners: Owners
     watch: Watch
+    lines: DeltaLines
 
 
 class PostgresStore:
-    """`pooled`: the address leads through a transaction pooler; then `direct` is one for LISTEN, or it polls."""
+    """`pooled`: the address leads through a transaction pooler; then `direct` is one for LISTEN, or it polls.
+
+    `deltas`: pieces of answers go to whoever follows from another process.
+    """
 
     def __init__(
         self,
@@ -65,6 +71,7 @@ class PostgresStore:
         connections: int = 10,
         timeout: float = 10.0,
         poll: float = 0.2,
+        deltas: bool = True,
         beat: float = 2.0,
         dead_after: float = 6.0,
     ) -> None:
@@ -76,6 +83,7 @@ class PostgresStore:
         self._connections = connections
         self._timeout = timeout
         self._poll = poll
+        self._deltas = deltas and self._direct is not None
         self._beat = beat
         self._dead_after = dead_after
         self._parts: _Open | None = None
@@ -95,7 +103,9 @@ class PostgresStore:
                 )
                 await link.open()
                 owners = Owners(link, beat=self._beat, dead_after=self._dead_after)
-                self._parts = _Open(os.getpid(), link, owners, Watch(link, self._direct, poll=self._poll))
+                lines = DeltaLines(link)
+                watch = Watch(link, self._direct, poll=self._poll, other=lines.heard)
+                self._parts = _Open(os.getpid(), link, owners, watch, lines)
             self._use()
             self._opened += 1
 
@@ -109,6 +119,7 @@ class PostgresStore:
                 self._parts = None
                 if self._busy:
                     await asyncio.wait(self._busy)
+                await parts.lines.close()
                 await parts.watch.close()
                 await parts.owners.close()
                 await parts.link.close()
@@ -139,11 +150,11 @@ class PostgresStore:
         parts = self._use()
         terms.checked(batch)
         times = [terms.micros(entry.at) for entry in batch.entries]
-        sql, values = (_OPEN, _opening_values(batch, times)) if batch.opening else (_APPEND, _values(batch, times))
+        sql, values = (_OPEN, opening_values(batch, times)) if batch.opening else (_APPEND, append_values(batch, times))
         said = await self._ask("fetchval", sql, *values, tries=4)
         head = batch.expect + len(times)
         if said and not await self._holds(batch, said, values):
-            raise _refusal(batch, said)
+            raise refusal(batch, said)
         parts.watch.tell(key(batch.session), head)
 
     async def _holds(self, batch: Batch, said: str, values: tuple[object, ...]) -> bool:
@@ -200,6 +211,18 @@ class PostgresStore:
         terms.check_text(session or "")
         return parts.watch.add(session, notify)
 
+    def follow_deltas(self, session: str, heard: Callable[[bytes], None]) -> Callable[[], None]:
+        lines = self._use().lines
+        return lines.follow(session, heard) if self._deltas else _nothing
+
+    def serve_deltas(self, session: str, wanted: Callable[[], None]) -> Callable[[], None]:
+        lines = self._use().lines
+        return lines.serve(session, wanted) if self._deltas else _nothing
+
+    async def send_deltas(self, session: str, piece: bytes) -> None:
+        if self._parts is not None:
+            await self._parts.lines.send(session, piece)
+
     # Sessions
 
     async def find(self, tenant: str, id: str) -> SessionRow | None:
@@ -252,9 +275,12 @@ class PostgresStore:
     # Ownership
 
     async def join(self, owner: str) -> None:
-        owners = self._use().owners
+        parts = self._use()
         terms.check_text(owner)
-        await owners.join(owner)
+        await parts.owners.join(owner)
+        if self._deltas:
+            # Whoever drives has to know beforehand who follows from elsewhere.
+            parts.watch.start()
 
     async def leave(self, owner: str) -> None:
         self._check(owner)
@@ -380,62 +406,7 @@ class PostgresStore:
             terms.check_text(text)
 
 
-def _values(batch: Batch, times: Sequence[int]) -> tuple[object, ...]:
-    return (*_facts(batch, times, batch.epoch), batch.drops_draft)
-
-
-def _facts(batch: Batch, times: Sequence[int], epoch: int | None) -> tuple[object, ...]:
-    uid, summary = batch.session.encode(), batch.summary
-    numbered = list(enumerate(zip(batch.entries, times, strict=True), batch.expect + 1))
-    return (
-        key(batch.session),
-        kept(batch.session),
-        batch.expect,
-        epoch,
-        list(times),
-        [entry.run for entry in batch.entries],
-        [terms.digest(uid, seq, at, entry.run, entry.payload) for seq, (entry, at) in numbered],
-        [entry.payload for entry in batch.entries],
-        kept(summary.agent),
-        summary.status,
-        terms.wake_of(summary),
-        len(summary.pending) or None,
-        terms.encode_summary(summary),
-    )
-
-
-def _opening_values(batch: Batch, times: Sequence[int]) -> tuple[object, ...]:
-    opening = batch.opening
-    assert opening is not None
-    return (
-        *_facts(batch, times, opening.epoch),
-        key(opening.tenant, opening.id),
-        kept(opening.tenant),
-        kept(opening.id),
-        encode_json(opening.metadata),
-        [key(name, value) for name, value in opening.metadata.items()],
-        None if opening.base is None else key(opening.base),
-    )
-
-
-def _refusal(batch: Batch, said: str) -> PerdureError:
-    what, _, head = said.partition(" ")
-    opening = batch.opening
-    match said if opening else what:
-        case "stale":
-            return terms.stale(batch.session)
-        case "moved":
-            return terms.moved(batch.session, batch.expect, int(head))
-        case "taken":
-            return terms.taken(batch.session)
-        case "id taken" if opening:
-            return terms.id_taken(opening.tenant, opening.id)
-        case "no base" if opening:
-            return terms.unknown(opening.base or "")
-        case short if opening and short.startswith("short"):
-            return terms.short_base(opening.base or "", batch.expect, int(head))
-        case _:
-            return terms.unknown(batch.session)
+def _nothing() -> None: ...
 
 
 def _damaged(seq: int, uid: str) -> StoreError:

@@ -84,7 +84,9 @@ class Link:
         for patience in PATIENCE[: tries - 1]:
             try:
                 return await self._once(question)
-            except StoreError:
+            except StoreError as error:
+                if error.retry_after is None:
+                    raise
                 await asyncio.sleep(patience)
         return await self._once(question)
 
@@ -113,6 +115,8 @@ class Link:
         scripts = _scripts()
 
         async def migrate(connection: Connection) -> None:
+            if await self._version(connection) == len(scripts):
+                return  # so a role that may not create anything can open it
             lock = int.from_bytes(blake2b(self.schema.encode(), digest_size=7).digest(), "big")
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", lock)
@@ -130,10 +134,17 @@ class Link:
 
         await self.ask(migrate)
 
+    async def _version(self, connection: Connection) -> int | None:
+        if await connection.fetchval("SELECT to_regclass($1)", f"{self.schema}.migrations") is None:
+            return None
+        return await connection.fetchval(self.sql("SELECT max(version) FROM @schema.migrations"))
+
 
 def told(error: BaseException) -> StoreError:
     """What went wrong, for people; the driver's own words are behind it."""
     words = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, load_driver().InsufficientPrivilegeError):
+        return StoreError(f"PostgreSQL does not allow this ({words}); give the role the rights that it needs.")
     if isinstance(error, TimeoutError):
         words = "it did not answer in time"
     return StoreError(f"PostgreSQL cannot serve this now ({words}); try again.", retry_after=RETRY_AFTER)

@@ -25,10 +25,11 @@ COME_BACK_AFTER = 0.5
 
 
 class Watch:
-    """The watchers of one store in this process."""
+    """The watchers of one store in this process; `other` is told what comes over the channel besides."""
 
-    def __init__(self, link: Link, direct: str | None, *, poll: float) -> None:
+    def __init__(self, link: Link, direct: str | None, *, poll: float, other: Callable[[str], None]) -> None:
         self._link = link
+        self._other = other
         self._direct = direct
         self._poll = poll
         self._watched: dict[bytes, list[Notify]] = {}
@@ -40,9 +41,13 @@ class Watch:
             self._all.append(notify)
         else:
             self._watched.setdefault(key(session), []).append(notify)
+        self.start()
+        return lambda: self._remove(session, notify)
+
+    def start(self) -> None:
+        """Listens from now on, even if nobody watches yet."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._follow())
-        return lambda: self._remove(session, notify)
 
     def tell(self, session: bytes, head: int) -> None:
         """Somebody has appended: here, or elsewhere."""
@@ -87,7 +92,11 @@ class Watch:
             connection.terminate()
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        session, _, head = str(payload).partition(" ")
+        words = str(payload)
+        if words[0] in "?~":
+            self._other(words)
+            return
+        session, _, head = words.partition(" ")
         self.tell(bytes.fromhex(session), int(head))
 
     async def _look(self) -> None:
