@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from perdure.ports import Record, SessionRow
 from perdure.stores.postgres import PostgresStore
+from perdure.stores.postgres_link import load_driver
 from perdure.testing.sweep import OpenStore
 from tests.postgres import new_schema
 
@@ -53,7 +55,21 @@ def read_postgres(folder: Path) -> tuple[SessionRow, list[Record]] | None:
         return thread.submit(lambda: asyncio.run(read())).result()
 
 
+def address_in(folder: Path) -> Address:
+    return msgspec.json.decode((folder / ADDRESS).read_bytes(), type=Address)
+
+
+async def ask(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    """Asks the trial's database, in whose schema the tools' tables are too."""
+    address = address_in(folder)
+    connection = await load_driver().connect(f"{address.url}&search_path={address.schema}")
+    try:
+        return [tuple(row) for row in await connection.fetch(sql)]
+    finally:
+        await connection.close()
+
+
 def _store(folder: Path) -> PostgresStore:
-    address = msgspec.json.decode((folder / ADDRESS).read_bytes(), type=Address)
-    url = f"{address.url}&synchronous_commit=off"
+    address = address_in(folder)
+    url = f"{address.url}&synchronous_commit=off&search_path={address.schema}"
     return PostgresStore(url, schema=address.schema, connections=4, beat=0.05, dead_after=0.25)

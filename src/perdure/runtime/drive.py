@@ -33,7 +33,7 @@ from perdure.core.actions import (
     VetInput,
 )
 from perdure.core.commands import Command, ExpireCalls, StopRun
-from perdure.core.errors import Conflict, StaleEpoch, StoreError
+from perdure.core.errors import Conflict, StaleEpoch, StoreError, TransactionLost
 from perdure.core.events import (
     CallEnded,
     Event,
@@ -42,19 +42,21 @@ from perdure.core.events import (
     RunEnded,
 )
 from perdure.core.rules import next_actions
-from perdure.core.state import SessionState, find_call
-from perdure.ports import Claim, Timer
+from perdure.core.state import RunState, find_call
+from perdure.ports import Claim, OpenTransaction, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Errand, Flight, slot_of
-from perdure.runtime.hook_phases import may_push
+from perdure.runtime.hook_phases import is_watched_end
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
+from perdure.runtime.limits import silence_left, time_left
 from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import paid, perform
-from perdure.runtime.perform_check import check_now
+from perdure.runtime.perform_check import check_now, may_check_early
+from perdure.runtime.sealed import Sealed
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
 
@@ -78,6 +80,8 @@ class Driver:
         self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
         self._observers: Observers | None = None
         self._flights: dict[int, Flight] = {}
+        self._sealed = Sealed()
+        self._within: OpenTransaction | None = None
         self._facts: list[Fact] = []
         self._requests: list[Command] = []
         self._planned = (0, 0)
@@ -133,7 +137,7 @@ class Driver:
                 self._forget_planned()
             for flight in starts:
                 self._launch(flight)
-            if self._stirred or self._facts or self._requests:
+            if self._stirred or self._facts or self._requests or self._sealed:
                 continue
             self._drop_checks()
             if not self._flights and not (self._observers and self._observers.is_busy):
@@ -148,7 +152,7 @@ class Driver:
 
         What they come to at once shares the commit with what the model said.
         """
-        while eager := [flight for flight in starts if self._may_check_early(flight.action)]:
+        while eager := [flight for flight in starts if may_check_early(self._desk, flight.action)]:
             for flight in eager:
                 starts.remove(flight)
                 self._launch(flight)
@@ -158,19 +162,13 @@ class Driver:
             self._add_facts(change, self._facts[planned:])
             self._ask_rules(change, starts)
 
-    def _may_check_early(self, action: Action) -> bool:
-        """A call that listens shows how far it is: not before what it belongs to."""
-        if not isinstance(action, CheckCall):
-            return False
-        tool = self._binding.tools.get(action.name)
-        return tool is None or not tool.spec.listens
-
     def _plan(self) -> tuple[Change, list[Flight]]:
         """Facts first, then whatever the rules ask for, until they ask for nothing that can be done at once."""
         change = Change(self._log.state)
         # What is noted while we plan belongs to the next plan.
         self._planned = (len(self._facts), len(self._requests))
         self._add_facts(change, self._facts)
+        self._within = self._sealed.join(change, self._add_facts)
         for command in self._requests:
             change.add(accepted(change.after, command))
         starts: list[Flight] = []
@@ -216,7 +214,7 @@ class Driver:
                     starts.append(Flight(action, state=change.after))
                     return False
                 change.add(in_turn(change.after, [checked, *after]) if after else (checked,))
-            case AppendEvents(events=(RunEnded() as end,)) if self._is_watched_end(end, change.after):
+            case AppendEvents(events=(RunEnded() as end,)) if is_watched_end(self._desk, end, change.after):
                 return self._prepare(EndRun(end), starts)
             case AppendEvents(events=events):
                 change.add(events)
@@ -258,47 +256,42 @@ class Driver:
             starts.append(Flight(action))
         return False
 
-    def _is_watched_end(self, end: RunEnded, state: SessionState) -> bool:
-        """Whether somebody may have a say about an end; not about one that a person asks for."""
-        if self._desk.layers:
-            return end.reason not in ("stopped", "cancelled")
-        return bool(self._desk.hooks.natural_end) and may_push(state, end)
-
     def _add_due(self, change: Change) -> None:
         """What the clock says: a run out of time, suspended calls past theirs."""
         state = change.after
         run = state.run
-        if run is not None and self._time_left(state) <= 0:
+        time, silence = self._seconds_left(run)
+        if time <= 0:
             change.add(accept(state, StopRun("seconds")))
-        elif run is not None and self._silence_left(state) <= 0:
+        elif silence <= 0:
             change.add(accept(state, StopRun("silence")))
         calls = run.calls if run is not None else ()
         if [call for call in calls if call.pause and call.pause.expires_at is not None] or state.queue:
             change.add(accept(change.after, ExpireCalls(self._world.clock.now())))
 
-    def _time_left(self, state: SessionState) -> float:
-        run = state.run
-        if run is None or run.limits.seconds is None or run.stop or run.final or not self._flights:
-            return float("inf")
-        return run.limits.seconds - run.seconds - (self._world.clock.monotonic() - self._lap_from)
-
-    def _silence_left(self, state: SessionState) -> float:
-        """How long work under way may still go without a sign of life."""
-        run = state.run
-        if run is None or run.limits.silence is None or run.stop or run.final or not self._flights:
-            return float("inf")
-        return run.limits.silence - (self._world.clock.monotonic() - max(self._desk.sign_at, self._lap_from))
+    def _seconds_left(self, run: RunState | None) -> tuple[float, float]:
+        """For the run, and for work under way until its next sign of life."""
+        if run is None or run.stop or run.final or not self._flights:
+            return float("inf"), float("inf")
+        now = self._world.clock.monotonic()
+        return time_left(run, now - self._lap_from), silence_left(run, now - max(self._desk.sign_at, self._lap_from))
 
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
         try:
-            await self._patiently(partial(self._log.append, change, epoch=self._epoch))
+            await self._patiently(partial(self._log.append, change, epoch=self._epoch, within=self._within))
         except StaleEpoch:
             raise
+        except TransactionLost as error:
+            flight, why = self._sealed.lost(str(error))
+            self._note(flight.failed(why)) if why else self._launch(flight)
+            return False
         except Conflict:
             await self._patiently(self._log.refresh)
             return False
         self._forget_planned()
+        if self._within is not None:
+            self._sealed.committed()
         return True
 
     def _forget_planned(self) -> None:
@@ -366,7 +359,9 @@ class Driver:
             now = self._world.clock.monotonic()
             event = replace(event, seconds=round(now - self._lap_from, 6))
             self._lap_from = now
-        if flight.after or flight.settle is not None or isinstance(event, RunEnded):
+        if self._sealed.takes(flight, event):
+            self._stir()
+        elif flight.after or flight.settle is not None or isinstance(event, RunEnded):
             self._note_all(flight.facts(event))
         else:
             self._note(event)
@@ -447,6 +442,7 @@ class Driver:
                 tasks.append(flight.task)
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+        await self._sealed.close(list(self._flights.values()))
 
     def _stir(self) -> None:
         self._stirred = True
@@ -462,7 +458,7 @@ class Driver:
     def _arm(self) -> None:
         self._disarm()
         run = self._log.state.run
-        left = min(self._time_left(self._log.state), self._silence_left(self._log.state))
+        left = min(self._seconds_left(run))
         times = [call.pause.expires_at for call in (run.calls if run else ()) if call.pause]
         times += [queued.at for queued in self._log.state.queue]
         for at in times:

@@ -284,6 +284,13 @@ async def before_compaction(desk: Desk, flight: Flight, action: CompactHistory) 
     return own[0] if own else None
 
 
+def is_watched_end(desk: Desk, end: RunEnded, state: SessionState) -> bool:
+    """Whether somebody may have a say about an end; not about one that a person asks for."""
+    if desk.layers:
+        return end.reason not in ("stopped", "cancelled")
+    return bool(desk.hooks.natural_end) and may_push(state, end)
+
+
 def may_push(state: SessionState, end: RunEnded) -> bool:
     """Whether the run ends because the model has said all it had to say; then it may be pushed on, so many times."""
     run = state.run

@@ -36,6 +36,7 @@ from perdure.runtime.observers import tell_session_end
 from perdure.runtime.perform import compact_aside
 from perdure.runtime.perform_compaction import NOTHING, OVERTAKEN, failed
 from perdure.runtime.post import Post
+from perdure.runtime.sealed import check_transactional
 from perdure.runtime.shared_state import SHARED, SharedState
 from perdure.runtime.subagents import labels_of
 from perdure.runtime.world import World, schema_key
@@ -90,6 +91,7 @@ class Host:
             raise UsageError(f"Two agents are named {agent.name!r}; give each its own name.")
         for model in (*binding.models, *binding.summarisers):
             self.world.ready(model)
+        check_transactional(binding, self.world.store)
         self._bindings[agent.name] = binding
         for other in binding.sub_agents.values():
             self.bind(other)

@@ -101,3 +101,13 @@ def _affordable(model: Model, prompt: int, output: int, left: float) -> int:
     if full <= base:
         return 0
     return int(output * max(0.0, left - base) / (full - base))
+
+
+def time_left(run: RunState, spent: float) -> float:
+    """Of the run's seconds, when so many more than it has settled were spent."""
+    return float("inf") if run.limits.seconds is None else run.limits.seconds - run.seconds - spent
+
+
+def silence_left(run: RunState, silent: float) -> float:
+    """How long work under way may still go without a sign of life."""
+    return float("inf") if run.limits.silence is None else run.limits.silence - silent

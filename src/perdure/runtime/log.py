@@ -18,7 +18,7 @@ from perdure.core.events import Event, ModelFailed, ModelResponded, RunEnded
 from perdure.core.fold import evolve
 from perdure.core.state import SessionState, new_state
 from perdure.core.views import summarise
-from perdure.ports import Batch, Clock, Entry, Opening, Record, SharesDeltas, Store
+from perdure.ports import Batch, Clock, Entry, Opening, OpenTransaction, Record, SharesDeltas, Store
 from perdure.runtime.afar import Ear, Mouth
 from perdure.runtime.clock import sleep
 from perdure.runtime.feed import Feed
@@ -104,11 +104,18 @@ class SessionLog:
         finally:
             self._heed_hint()
 
-    async def append(self, change: Change, *, epoch: int | None = None, opening: Opening | None = None) -> None:
-        """Commits the change durably, then shows it to whoever watches."""
+    async def append(
+        self,
+        change: Change,
+        *,
+        epoch: int | None = None,
+        opening: Opening | None = None,
+        within: OpenTransaction | None = None,
+    ) -> None:
+        """Commits the change durably, with what a tool has written, then shows it to whoever watches."""
         try:
             async with self._lock:
-                await self._append(change, epoch, opening)
+                await self._append(change, epoch, opening, within)
         finally:
             self._heed_hint()
 
@@ -133,7 +140,9 @@ class SessionLog:
             await self._store.append(Batch(self.uid, 0, entries, summarise(state), opening=opening))
             self.state = state
 
-    async def _append(self, change: Change, epoch: int | None, opening: Opening | None) -> None:
+    async def _append(
+        self, change: Change, epoch: int | None, opening: Opening | None, within: OpenTransaction | None = None
+    ) -> None:
         if self._unsure is change and await self._is_written(change):
             return
         if change.before is not self.state:
@@ -152,7 +161,7 @@ class SessionLog:
             drops_draft=answered,
         )
         try:
-            await self._store.append(batch)
+            await (within or self._store).append(batch)
         except StoreError:
             self._unsure = change
             raise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.core.codec import decode_event
-from perdure.core.errors import StoreError
+from perdure.core.errors import StoreError, UsageError
 from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow
 from perdure.stores import terms
 from perdure.stores.postgres_batch import append_values, opening_values, refusal
@@ -23,6 +23,7 @@ from perdure.stores.postgres_deltas import DeltaLines
 from perdure.stores.postgres_link import Link, check_schema
 from perdure.stores.postgres_names import kept, key, meant
 from perdure.stores.postgres_owners import Owners
+from perdure.stores.postgres_transaction import PostgresTransaction
 from perdure.stores.postgres_watch import Watch
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _CHAIN = (
     " UNION ALL SELECT depth + 1, s.no, s.uid, s.head, s.base, s.base_seq"
     " FROM chain JOIN @schema.sessions s ON s.no = chain.base)"
 )
+KEPT_FREE = 2
+"""So many connections are never held by tools in transactions."""
+
 _LIVING = "EXISTS (SELECT FROM @schema.owners o WHERE o.owner = s.owner AND o.beat_at > now() - {}::interval)"
 
 
@@ -53,6 +57,7 @@ class _Open(msgspec.Struct, frozen=True):
     owners: Owners
     watch: Watch
     lines: DeltaLines
+    room: asyncio.Semaphore
 
 
 class PostgresStore:
@@ -104,8 +109,9 @@ class PostgresStore:
                 await link.open()
                 owners = Owners(link, beat=self._beat, dead_after=self._dead_after)
                 lines = DeltaLines(link)
+                room = asyncio.Semaphore(max(1, self._connections - KEPT_FREE))
                 watch = Watch(link, self._direct, poll=self._poll, other=lines.heard)
-                self._parts = _Open(os.getpid(), link, owners, watch, lines)
+                self._parts = _Open(os.getpid(), link, owners, watch, lines, room)
             self._use()
             self._opened += 1
 
@@ -205,6 +211,14 @@ class PostgresStore:
         if len(records) != end - after:
             raise _damaged(after + len(records) + 1, uid)
         return records
+
+    def check_tool(self, name: str, *, is_async: bool) -> None:
+        if self._connections <= KEPT_FREE:
+            raise UsageError(f"Tool {name!r} holds a connection while it runs; give the store more than {KEPT_FREE}.")
+
+    def begin(self) -> PostgresTransaction:
+        parts = self._use()
+        return PostgresTransaction(parts.link, parts.room, parts.link.sql(_APPEND), parts.watch.tell)
 
     def watch(self, session: str | None, notify: Callable[[int], None]) -> Callable[[], None]:
         parts = self._use()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from hashlib import blake2b
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,6 +90,17 @@ class Link:
                     raise
                 await asyncio.sleep(patience)
         return await self._once(question)
+
+    async def borrow(self) -> Any:
+        """A connection for longer than one statement; whoever takes it gives it back."""
+        if self._pool is None:
+            raise StoreError("The store is closed.")
+        return await self._spoken(self._pool.acquire(timeout=self._timeout))
+
+    async def give_back(self, connection: Any) -> None:
+        if self._pool is not None:
+            with suppress(StoreError):
+                await self._spoken(self._pool.release(connection, timeout=self._timeout))
 
     async def _once(self, question: Callable[[Connection], Awaitable[T]]) -> T:
         pool = self._pool

@@ -45,12 +45,12 @@ class FaultPoints:
 class FaultyStore:
     """A store with a point before, inside (where the store can say) and after every append."""
 
-    def __init__(self, store: Store, points: FaultPoints) -> None:
+    def __init__(self, store: Any, points: FaultPoints, *, says_when: bool | None = None) -> None:
         self._store = store
         self._points = points
-        self._says_when = hasattr(store, "on_commit")
-        if self._says_when:
-            cast(Any, store).on_commit = lambda: points.reach("inside a commit")
+        self._says_when = hasattr(store, "on_commit") if says_when is None else says_when
+        if says_when is None and self._says_when:
+            store.on_commit = lambda: points.reach("inside a commit")
 
     async def append(self, batch: Batch) -> None:
         kinds = " ".join(type(decode_event(entry.payload)).__name__ for entry in batch.entries)
@@ -69,6 +69,10 @@ class FaultyStore:
         if not asked.done():
             self._points.reach("inside an append")
         await asked
+
+    def begin(self) -> Any:
+        """A transaction, with the same points around its append."""
+        return FaultyStore(self._store.begin(), self._points, says_when=self._says_when)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
