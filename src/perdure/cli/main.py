@@ -10,7 +10,22 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli import bench, cancel, chat, decide, demo, doctor, model, pending, replay, resume, run, sessions, stop
+from perdure.cli import (
+    bench,
+    cancel,
+    chat,
+    decide,
+    demo,
+    doctor,
+    model,
+    pending,
+    replay,
+    resume,
+    run,
+    sessions,
+    stop,
+    store,
+)
 from perdure.cli.terminal import FAILED, OK
 
 app = typer.Typer(
@@ -43,6 +58,7 @@ for command in (demo.demo, run.run, chat.chat, resume.resume, pending.pending, d
     app.command()(command)
 app.command()(replay.replay)
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(store.app, name="store")
 app.add_typer(model.app, name="model")
 for command in (doctor.doctor, bench.bench):
     app.command()(command)
