@@ -18,6 +18,7 @@ from perdure.stores.postgres_batch import append_values, refusal
 from perdure.stores.postgres_link import Link, load_driver, told
 from perdure.stores.postgres_names import key
 
+IDLE_SECONDS = 60
 LOST = "the connection to PostgreSQL broke"
 
 
@@ -76,6 +77,8 @@ class PostgresTransaction:
         self._transaction = connection.transaction()
         try:
             await self._transaction.start()
+            # A worker that is stopped in the middle must not keep its locks for ever.
+            await connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
         except _failures() as error:
             await self._let_go()
             raise told(error) from error
