@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -20,14 +20,11 @@ from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, Sessi
 from perdure.stores import terms
 from perdure.stores.postgres_batch import append_values, opening_values, refusal
 from perdure.stores.postgres_deltas import DeltaLines
-from perdure.stores.postgres_link import Link, check_schema
+from perdure.stores.postgres_link import Connection, Link, check_schema
 from perdure.stores.postgres_names import kept, key, meant
 from perdure.stores.postgres_owners import Owners
 from perdure.stores.postgres_transaction import PostgresTransaction
 from perdure.stores.postgres_watch import Watch
-
-if TYPE_CHECKING:
-    from asyncpg import Connection
 
 _APPEND = "SELECT @schema.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _OPEN = (

@@ -11,15 +11,16 @@ import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hashlib import blake2b
+from importlib import import_module
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from perdure.core.errors import PerdureError, StoreError, UsageError
 
-if TYPE_CHECKING:
-    from asyncpg import Connection, Pool
-
 T = TypeVar("T")
+
+Connection: TypeAlias = Any
+"""One of asyncpg's, which has no types."""
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 RETRY_AFTER = 2.0
@@ -28,10 +29,9 @@ PATIENCE = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 def load_driver() -> Any:
     try:
-        import asyncpg
+        return import_module("asyncpg")
     except ImportError:
         raise UsageError("PostgreSQL needs asyncpg; install perdure[postgres].") from None
-    return asyncpg
 
 
 def check_schema(schema: str) -> None:
@@ -48,7 +48,7 @@ class Link:
         self._connections = connections
         self._timeout = timeout
         self._pooled = pooled
-        self._pool: Pool | None = None
+        self._pool: Any = None
 
     async def open(self) -> None:
         asyncpg = load_driver()
@@ -109,7 +109,7 @@ class Link:
 
         async def asked() -> T:
             async with pool.acquire(timeout=self._timeout) as connection:
-                return await question(connection)  # pyright: ignore[reportArgumentType] - a proxy of one
+                return await question(connection)
 
         return await self._spoken(asked())
 

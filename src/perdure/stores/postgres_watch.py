@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perdure.core.errors import StoreError
-from perdure.stores.postgres_link import Link, load_driver
+from perdure.stores.postgres_link import Connection, Link, load_driver
 from perdure.stores.postgres_names import key
-
-if TYPE_CHECKING:
-    from asyncpg import Connection
 
 Notify = Callable[[int], None]
 
