@@ -134,10 +134,15 @@ class SessionLog:
         finally:
             self._heed_hint()
 
-    async def adopt(self, entries: tuple[Entry, ...], state: SessionState, opening: Opening) -> None:
-        """Commits a log that was written elsewhere, byte for byte; `state` is the fold of it."""
+    async def adopt(
+        self, entries: tuple[Entry, ...], state: SessionState, opening: Opening | None, *, behind: int = 0
+    ) -> None:
+        """Commits a log that was written elsewhere, byte for byte; `state` is the fold of it.
+
+        Without an opening, `entries` are what it has more than the first `behind` records, which are here.
+        """
         async with self._lock:
-            await self._store.append(Batch(self.uid, 0, entries, summarise(state), opening=opening))
+            await self._store.append(Batch(self.uid, behind, entries, summarise(state), opening=opening))
             self.state = state
 
     async def _append(

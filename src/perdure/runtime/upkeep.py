@@ -27,7 +27,8 @@ from perdure.core.fold import fold
 from perdure.core.state import SessionState
 from perdure.core.transcript import transcript, unpaired
 from perdure.core.views import summarise
-from perdure.ports import Batch, Clock, Entry, Record, SessionQuery, SessionRow, Store
+from perdure.ports import Clock, Entry, Record, SessionQuery, SessionRow, Store
+from perdure.runtime.log import SessionLog
 from perdure.runtime.transfer import Exported, artifacts_named, import_exported, take_out
 
 PAGE = 500
@@ -100,7 +101,8 @@ async def _put(target: Store, clock: Clock, exported: Exported) -> bool:
     for digest, data in exported.artifacts.items():
         await target.save_artifact(uid, digest, data)
     tail: tuple[Entry, ...] = exported.entries[len(before) :]
-    await target.append(Batch(uid, len(before), tail, summarise(fold(list(exported.events)))))
+    state = fold(list(exported.events))
+    await SessionLog(uid, target, clock).adopt(tail, state, None, behind=len(before))
     return True
 
 
