@@ -18,6 +18,8 @@ from perdure.core.codec import decode_event
 from perdure.core.errors import StoreError, UsageError
 from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow
 from perdure.stores import terms
+from perdure.stores.places import Places
+from perdure.stores.postgres_artifacts import CHAIN, Artifacts
 from perdure.stores.postgres_batch import append_values, opening_values, refusal
 from perdure.stores.postgres_deltas import DeltaLines
 from perdure.stores.postgres_link import Connection, Link, check_schema
@@ -34,12 +36,6 @@ _COLUMNS = (
     "SELECT no, uid, tenant, id, agent, status, head, epoch, owner, metadata, created_at, updated_at, summary"
     " FROM @schema.sessions WHERE NOT deleted"
 )
-_CHAIN = (
-    "WITH RECURSIVE chain (depth, no, uid, head, base, base_seq) AS ("
-    " SELECT 0, no, uid, head, base, base_seq FROM @schema.sessions WHERE uid_key = $1 AND NOT deleted"
-    " UNION ALL SELECT depth + 1, s.no, s.uid, s.head, s.base, s.base_seq"
-    " FROM chain JOIN @schema.sessions s ON s.no = chain.base)"
-)
 KEPT_FREE = 2
 """So many connections are never held by tools in transactions."""
 
@@ -55,12 +51,14 @@ class _Open(msgspec.Struct, frozen=True):
     watch: Watch
     lines: DeltaLines
     room: asyncio.Semaphore
+    artifacts: Artifacts
 
 
 class PostgresStore:
     """`pooled`: the address leads through a transaction pooler; then `direct` is one for LISTEN, or it polls.
 
-    `deltas`: pieces of answers go to whoever follows from another process.
+    `deltas`: pieces of answers go to whoever follows from another process. `artifacts`: where those lie that are longer
+    than `artifacts_inside` bytes, as file:///… or s3://…; without it all are in the database.
     """
 
     def __init__(
@@ -74,6 +72,8 @@ class PostgresStore:
         timeout: float = 10.0,
         poll: float = 0.2,
         deltas: bool = True,
+        artifacts: str | None = None,
+        artifacts_inside: int = 1_000_000,
         beat: float = 2.0,
         dead_after: float = 6.0,
     ) -> None:
@@ -85,6 +85,8 @@ class PostgresStore:
         self._connections = connections
         self._timeout = timeout
         self._poll = poll
+        self._places = None if artifacts is None else Places(artifacts)
+        self._inside = artifacts_inside
         self._deltas = deltas and self._direct is not None
         self._beat = beat
         self._dead_after = dead_after
@@ -106,9 +108,10 @@ class PostgresStore:
                 await link.open()
                 owners = Owners(link, beat=self._beat, dead_after=self._dead_after)
                 lines = DeltaLines(link)
+                artifacts = Artifacts(link, self._places, self._inside)
                 room = asyncio.Semaphore(max(1, self._connections - KEPT_FREE))
                 watch = Watch(link, self._direct, poll=self._poll, other=lines.heard)
-                self._parts = _Open(os.getpid(), link, owners, watch, lines, room)
+                self._parts = _Open(os.getpid(), link, owners, watch, lines, room, artifacts)
             self._use()
             self._opened += 1
 
@@ -175,7 +178,7 @@ class PostgresStore:
     async def read(self, session: str, *, after: int = 0, limit: int | None = None) -> list[Record]:
         self._check(session)
         segments = await self._ask(
-            "fetch", f"{_CHAIN} SELECT no, uid, head, base_seq FROM chain ORDER BY depth", key(session)
+            "fetch", f"{CHAIN} SELECT no, uid, head, base_seq FROM chain ORDER BY depth", key(session)
         )
         if not segments:
             raise terms.unknown(session)
@@ -282,6 +285,7 @@ class PostgresStore:
         )
         if said:
             raise terms.driven(session) if said == "driven" else terms.unknown(session)
+        await self._use().artifacts.remove_gone()
 
     # Ownership
 
@@ -360,30 +364,11 @@ class PostgresStore:
 
     async def save_artifact(self, session: str, digest: str, data: bytes) -> None:
         self._check(session, digest)
-        saved = await self._ask(
-            "fetchval",
-            "WITH s AS (SELECT no FROM @schema.sessions WHERE uid_key = $1 AND NOT deleted),"
-            " saved AS (INSERT INTO @schema.artifacts (no, digest, data) SELECT no, $2, $3 FROM s"
-            " ON CONFLICT DO NOTHING) SELECT no FROM s",
-            key(session),
-            key(digest),
-            data,
-        )
-        if saved is None:
-            raise terms.unknown(session)
+        await self._use().artifacts.save(session, digest, data)
 
     async def load_artifact(self, session: str, digest: str) -> bytes:
         self._check(session, digest)
-        data = await self._ask(
-            "fetchval",
-            f"{_CHAIN} SELECT data FROM chain JOIN @schema.artifacts USING (no) WHERE digest = $2"
-            " ORDER BY depth LIMIT 1",
-            key(session),
-            key(digest),
-        )
-        if data is None:
-            raise terms.unknown_artifact(session, digest)
-        return data
+        return await self._use().artifacts.load(session, digest)
 
     async def append_draft(self, session: str, chunk: bytes, *, epoch: int) -> None:
         self._check(session)
