@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import shutil
 import subprocess
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,8 +41,13 @@ def _server(name: str) -> Any:
 
 
 def _remove(folder: Path) -> None:
-    if not (folder / "postmaster.pid").exists():
+    if (folder / "postmaster.pid").exists():
+        return
+    for _ in range(20):
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.1)  # a server that had to be killed still has processes that write
 
 
 def new_schema() -> str:
