@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
+
+from tests.postgres import start_postgres
 
 PREFIX = "figure: "
 SLOW_FILES = ("test_docs.py", "test_sqlite_processes.py", "test_user_sweep.py")
@@ -15,6 +18,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "cli" or item.path.name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> str:
+    """The address of a PostgreSQL server; all workers of a test run share one."""
+    return start_postgres(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -36,6 +36,8 @@ MANY_PARAMETERS = {
     "cli/run.py:run",
     "cli/run.py:_run",
     "cli/triggers.py:add",
+    # What a deployment may set of its database; each has a default.
+    "stores/postgres.py:__init__",
     # What one run may have of its own: the surface names each of them.
     "runtime/session.py:run",
     "runtime/session.py:start",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -187,6 +187,61 @@ class Store(Protocol):
     async def append_draft(self, session: str, chunk: bytes, *, epoch: int) -> None: ...
 
     async def read_draft(self, session: str) -> Sequence[bytes]: ...
+
+
+class Transaction(Protocol):
+    """What a transactional tool writes with: its writes are committed with the call's outcome, or not at all."""
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        """The rows that a statement gives, as tuples; an async tool awaits them. Values stand as $1, $2 … in it."""
+        ...
+
+
+class OpenTransaction(Protocol):
+    """A transaction from the tool's first write to the commit of its outcome."""
+
+    async def run(self, body: Callable[[Transaction], Awaitable[Any]]) -> Any: ...
+
+    async def run_in_thread(self, body: Callable[[Transaction], Any], submit: Callable[..., Awaitable[Any]]) -> Any: ...
+
+    async def append(self, batch: Batch) -> None:
+        """Commits the batch and what was written before. After a Conflict it may be tried with another batch.
+
+        Raises what `Store.append` raises, and TransactionLost where nothing is left to commit.
+        """
+        ...
+
+    async def roll_back(self) -> None:
+        """Gives up what was not committed; never raises."""
+        ...
+
+
+@runtime_checkable
+class Transacts(Protocol):
+    """A store in whose transactions tools may write to tables of their own."""
+
+    def check_tool(self, name: str, *, is_async: bool) -> None:
+        """Refuses a tool that cannot be run in a transaction here, with one sentence."""
+        ...
+
+    def begin(self) -> OpenTransaction: ...
+
+
+@runtime_checkable
+class SharesDeltas(Protocol):
+    """A store that also carries deltas between processes. What gets lost is lost, and nothing of it is ever kept."""
+
+    def follow_deltas(self, session: str, heard: Callable[[bytes], None]) -> Callable[[], None]:
+        """Calls `heard` with what drivers send, in this loop; returns what ends it."""
+        ...
+
+    def serve_deltas(self, session: str, wanted: Callable[[], None]) -> Callable[[], None]:
+        """Calls `wanted` when somebody follows, and again and again while they do; returns what ends it."""
+        ...
+
+    async def send_deltas(self, session: str, piece: bytes) -> None:
+        """Passes a piece on, of UTF-8 and at most 7,500 bytes; returns soon and never raises."""
+        ...
 
 
 LoadArtifact: TypeAlias = Callable[[str], Awaitable[bytes]]

@@ -41,7 +41,7 @@ END_PATIENCE = 1.0
 
 
 def resolve_store(store: str | Store) -> Store:
-    """`memory:`, `sqlite:PATH`, or a Store as it is."""
+    """`memory:`, `sqlite:PATH`, `postgresql://…`, or a Store as it is."""
     if not isinstance(store, str):
         return store
     scheme, _, rest = store.partition(":")
@@ -53,7 +53,11 @@ def resolve_store(store: str | Store) -> Store:
         from perdure.stores.sqlite import SqliteStore
 
         return SqliteStore(rest)
-    raise UsageError(f"{store!r} names no store; take 'memory:' or 'sqlite:PATH'.")
+    if scheme in ("postgresql", "postgres") and rest.startswith("//"):
+        from perdure.stores.postgres import PostgresStore
+
+        return PostgresStore(store)
+    raise UsageError(f"{store!r} names no store; take 'memory:', 'sqlite:PATH' or 'postgresql://…'.")
 
 
 def resolve_model(name: str, client: HttpClient | None = None) -> Model:

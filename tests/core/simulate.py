@@ -105,6 +105,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "read": {"effect": "read"},
     "keyed": {"effect": "idempotent"},
     "once": {"effect": "once"},
+    "joint": {"effect": "transactional"},
     "told": {"effect": "once", "on_unknown": "tell"},
     "operate": {"effect": "resumable"},
     "slow": {"effect": "read", "background": True},

@@ -34,6 +34,7 @@ from perdure.events import (
 from perdure.ports import Record, SessionRow
 from perdure.stores import sqlite_reads
 from tests.crash.ledger import ACKS, LEDGER, Ack, Deed, read_lines
+from tests.crash.on_postgres import ADDRESS, read_postgres
 from tests.crash.scenario import CALLS, CANCELLED, DECISIONS, JOBS, TURNS, digest_state
 
 INPUTS = {*(f"job-{job}" for job in (*JOBS, CANCELLED)), "note-b", "note-c"}
@@ -77,20 +78,26 @@ def _check(folder: Path, checks: tuple[Check, ...]) -> list[str]:
 
 def gather(folder: Path) -> Evidence | None:
     """Reading verifies every record's digest and that there is no gap; None if there is no session yet."""
-    if not (folder / "sweep.db").exists():
+    if (folder / "sweep.db").exists():
+        found = _read_sqlite(folder / "sweep.db")
+    else:
+        found = read_postgres(folder) if (folder / ADDRESS).exists() else None
+    if found is None:
         return None
+    row, records = found
+    state = fold([record.event for record in records])
+    return Evidence(folder, row, records, state, read_lines(folder / ACKS, Ack), read_lines(folder / LEDGER, Deed))
+
+
+def _read_sqlite(path: Path) -> tuple[SessionRow, list[Record]] | None:
     # Read-only: closing it leaves the write-ahead log as the kill left it, for the next life to recover.
-    connection = apsw.Connection(str(folder / "sweep.db"), flags=apsw.SQLITE_OPEN_READONLY)
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         has_schema = connection.execute("SELECT count(*) FROM sqlite_schema").get
         row = sqlite_reads.find(connection, "", "order") if has_schema else None
-        if row is None:
-            return None
-        records = sqlite_reads.read(connection, row.uid, 0, None)
+        return (row, sqlite_reads.read(connection, row.uid, 0, None)) if row else None
     finally:
         connection.close()
-    state = fold([record.event for record in records])
-    return Evidence(folder, row, records, state, read_lines(folder / ACKS, Ack), read_lines(folder / LEDGER, Deed))
 
 
 def check_log(evidence: Evidence) -> Iterator[str]:

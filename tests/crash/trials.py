@@ -36,9 +36,9 @@ async def kill_at(
     return await _judge(trial, [f"point {point}: {name}"], check_death(trial.folder))
 
 
-async def kill_twice(folder: Path, point: int, seed: int) -> Survived | None:
+async def kill_twice(folder: Path, point: int, seed: int, open_store: OpenStore | None = None) -> Survived | None:
     """Kills the next life too, while it picks up what the first one left."""
-    trial = Trial(scenario, folder / f"point-{point}")
+    trial = Trial(scenario, folder / f"point-{point}", open_store)
     first = await trial.kill_at(point)
     if first is None:
         shutil.rmtree(trial.folder)
@@ -50,10 +50,10 @@ async def kill_twice(folder: Path, point: int, seed: int) -> Survived | None:
     return await _judge(trial, [f"point {point}: {first}", f"then point {again}: {second}"], broken)
 
 
-async def kill_at_random(folder: Path, seed: int, seconds: float) -> Survived:
+async def kill_at_random(folder: Path, seed: int, seconds: float, open_store: OpenStore | None = None) -> Survived:
     """One to three kills at random moments of a life that takes about so many seconds."""
     chance = Random(seed)
-    trial = Trial(scenario, folder / f"seed-{seed}")
+    trial = Trial(scenario, folder / f"seed-{seed}", open_store)
     broken: list[str] = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         if await trial.kill_after(chance.uniform(0, seconds)):
@@ -62,22 +62,22 @@ async def kill_at_random(folder: Path, seed: int, seconds: float) -> Survived:
         # It was quicker than expected: take a new session, and shorter times.
         shutil.rmtree(trial.folder)
         seconds /= 2
-        trial = Trial(scenario, trial.folder)
+        trial = Trial(scenario, trial.folder, open_store)
         if await trial.kill_after(chance.uniform(0, seconds)):
             broken += check_death(trial.folder)
     return await _judge(trial, [f"seed {seed}: {death}" for death in trial.deaths], broken)
 
 
-async def count_points(folder: Path) -> int:
-    trial = Trial(scenario, folder / "counted")
+async def count_points(folder: Path, open_store: OpenStore | None = None) -> int:
+    trial = Trial(scenario, folder / "counted", open_store)
     names = await trial.count_points()
     shutil.rmtree(trial.folder)
     return len(names)
 
 
-async def measure_life(folder: Path) -> float:
+async def measure_life(folder: Path, open_store: OpenStore | None = None) -> float:
     """How long an undisturbed life takes here and now; it has to be without fault."""
-    trial = Trial(scenario, folder / "undisturbed")
+    trial = Trial(scenario, folder / "undisturbed", open_store)
     began = monotonic()
     await trial.finish()
     took = monotonic() - began

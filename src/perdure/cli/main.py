@@ -26,6 +26,7 @@ from perdure.cli import (
     run,
     sessions,
     stop,
+    store,
     triggers,
 )
 from perdure.cli.terminal import FAILED, OK
@@ -63,6 +64,7 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(inputs.app, name="inputs")
 app.add_typer(triggers.app, name="triggers")
 app.add_typer(messages.app, name="messages")
+app.add_typer(store.app, name="store")
 app.add_typer(model.app, name="model")
 for command in (doctor.doctor, bench.bench):
     app.command()(command)

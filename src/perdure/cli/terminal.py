@@ -21,7 +21,12 @@ PATIENCE = 0.5
 
 StoreOption = Annotated[
     str | None,
-    typer.Option("--store", help="Where sessions live: sqlite:PATH.", envvar="PERDURE_STORE", show_default=False),
+    typer.Option(
+        "--store",
+        help="sqlite:PATH or postgresql://…: where sessions live.",
+        envvar="PERDURE_STORE",
+        show_default=False,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 TenantOption = Annotated[str, typer.Option("--tenant", help="Whose session it is.", show_default=False)]

@@ -76,6 +76,10 @@ class StoreError(PerdureError):
         self.retry_after = retry_after
 
 
+class TransactionLost(PerdureError):
+    """What a tool wrote in a transaction is gone, and nothing of it has happened."""
+
+
 class ToolError(PerdureError):
     """A tool's own word that nothing happened; the model reads the message."""
 

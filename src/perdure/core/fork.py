@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.core.events import Event, RunEnded, SessionOpened
 from perdure.core.outcomes import end_call
+from perdure.core.specs import CERTAIN
 from perdure.core.state import SessionState
 
 UNDER_WAY = "It is not known here whether this call took effect: the session was forked while it was under way."
@@ -17,7 +18,7 @@ def fork_events(state: SessionState, opened: SessionOpened) -> tuple[Event, ...]
     for call in (*state.run.background, *state.run.calls):
         if call.status == "ended":
             continue
-        if call.attempts and call.effect != "read":
+        if call.attempts and call.effect not in CERTAIN:
             events.append(end_call(call, "unknown", UNDER_WAY, in_doubt=True))
         elif call.attempts:
             events.append(end_call(call, "superseded", "The session was forked while this call was under way."))

@@ -36,7 +36,7 @@ from perdure.core.guards import tripped
 from perdure.core.inputs import starting
 from perdure.core.messages import Text
 from perdure.core.outcomes import end_answered, end_call, end_refused, end_unknown
-from perdure.core.specs import Guards, NextTurn
+from perdure.core.specs import CERTAIN, REPEATABLE, Guards, NextTurn
 from perdure.core.state import RunState, SessionState, agent_of
 from perdure.core.stops import held
 
@@ -194,7 +194,7 @@ def _background_actions(state: SessionState, run: RunState) -> tuple[Action, ...
             actions.append(action)
         elif is_unwanted and call.child:
             actions.append(_recall(call, "cancel"))
-        elif is_unwanted or not (call.effect in ("read", "idempotent") or call.operation):
+        elif is_unwanted or not (call.effect in REPEATABLE or call.operation):
             actions.append(_ended(end_unknown(call)))
         else:
             actions.append(_run_tool(call))
@@ -383,7 +383,7 @@ def _recall(call: Call, cause: StopCause) -> RecallChild:
 
 def _after_crash(call: Call) -> Action:
     """The honest continuation of a call whose outcome nobody saw."""
-    if call.effect in ("read", "idempotent") or call.operation:
+    if call.effect in REPEATABLE or call.operation:
         return _run_tool(call)
     if call.on_unknown == "tell":
         return _ended(end_unknown(call))
@@ -410,7 +410,7 @@ def _stop_call(run: RunState, call: Call) -> Action | None:
         case "interrupted" if call.operation:
             return EndOperation(call.ordinal, call.name, call.operation)
         case _ if call.attempts:
-            if call.effect == "read":
+            if call.effect in CERTAIN:
                 return _ended(end_call(call, "cancelled", "The run was ended before this call was repeated."))
             return _ended(end_unknown(call))
         case "suspended" if run.stop.cause == "interrupt":

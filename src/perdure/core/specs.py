@@ -11,7 +11,11 @@ from msgspec.structs import replace
 from perdure.core.errors import UsageError
 from perdure.core.messages import JSON, Plain
 
-Effect = Literal["read", "idempotent", "once", "resumable"]
+Effect = Literal["read", "idempotent", "once", "resumable", "transactional"]
+CERTAIN: frozenset[Effect] = frozenset(("read", "transactional"))
+"""Broken off before their outcome was kept, these have not changed anything."""
+REPEATABLE: frozenset[Effect] = frozenset(("read", "idempotent", "transactional"))
+"""After a crash these are simply run again."""
 ToolKind = Literal["function", "frontend", "external", "question", "agent"]
 OnUnknown = Literal["ask", "tell"]
 AtLimit = Literal["stop", "answer"]

@@ -34,7 +34,7 @@ from perdure.core.actions import (
     VetInput,
 )
 from perdure.core.commands import Command
-from perdure.core.errors import Conflict, StaleEpoch
+from perdure.core.errors import Conflict, StaleEpoch, TransactionLost
 from perdure.core.events import (
     CallEnded,
     Event,
@@ -46,7 +46,7 @@ from perdure.core.events import (
 from perdure.core.inputs import starting
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, agent_of, find_call
-from perdure.ports import Claim, Timer
+from perdure.ports import Claim, OpenTransaction, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.alarms import NEVER, add_due, left_of, wait_for
 from perdure.runtime.desk import Desk, describe
@@ -58,7 +58,8 @@ from perdure.runtime.log import Change, SessionLog, patiently
 from perdure.runtime.making import tools_to_make
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import paid, perform
-from perdure.runtime.perform_check import check_now
+from perdure.runtime.perform_check import check_now, may_check_early
+from perdure.runtime.sealed import Sealed
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
 
@@ -81,6 +82,8 @@ class Driver:
         self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
         self._observers: Observers | None = None
         self._flights: dict[int, Flight] = {}
+        self._sealed = Sealed()
+        self._within: OpenTransaction | None = None
         self._facts: list[Fact] = []
         self._requests: list[Command] = []
         self._planned = (0, 0)
@@ -146,7 +149,7 @@ class Driver:
                 self._forget_planned()
             for flight in starts:
                 self._launch(flight)
-            if self._stirred or self._facts or self._requests:
+            if self._stirred or self._facts or self._requests or self._sealed:
                 continue
             self._drop_checks()
             if not self._flights and not (self._observers and self._observers.is_busy):
@@ -163,7 +166,7 @@ class Driver:
 
         What they come to at once shares the commit with what the model said.
         """
-        while eager := [flight for flight in starts if self._may_check_early(flight.action)]:
+        while eager := [flight for flight in starts if may_check_early(self._desk, flight.action)]:
             for flight in eager:
                 starts.remove(flight)
                 self._launch(flight)
@@ -173,19 +176,13 @@ class Driver:
             self._add_facts(change, self._facts[planned:])
             self._ask_rules(change, starts)
 
-    def _may_check_early(self, action: Action) -> bool:
-        """A call that listens shows how far it is: not before what it belongs to."""
-        if not isinstance(action, CheckCall):
-            return False
-        tool = self._binding.tools.get(action.name)
-        return tool is None or not tool.spec.listens
-
     def _plan(self) -> tuple[Change, list[Flight]]:
         """Facts first, then whatever the rules ask for, until they ask for nothing that can be done at once."""
         change = Change(self._log.state)
         # What is noted while we plan belongs to the next plan.
         self._planned = (len(self._facts), len(self._requests))
         self._add_facts(change, self._facts)
+        self._within = self._sealed.join(change, self._add_facts)
         for command in self._requests:
             change.add(accepted(change.after, command))
         starts: list[Flight] = []
@@ -287,13 +284,19 @@ class Driver:
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
         try:
-            await self._patiently(self._log.append, change, epoch=self._epoch)
+            await self._patiently(self._log.append, change, epoch=self._epoch, within=self._within)
         except StaleEpoch:
             raise
+        except TransactionLost as error:
+            flight, why = self._sealed.lost(str(error))
+            self._note(flight.failed(why)) if why else self._launch(flight)
+            return False
         except Conflict:
             await self._patiently(self._log.refresh)
             return False
         self._forget_planned()
+        if self._within is not None:
+            self._sealed.committed()
         return True
 
     def _forget_planned(self) -> None:
@@ -357,7 +360,9 @@ class Driver:
                 self._lap_from = now
             case _:
                 pass
-        if flight.after or flight.settle is not None or isinstance(event, RunEnded | InputChanged):
+        if self._sealed.takes(flight, event):
+            self._stir()
+        elif flight.after or flight.settle is not None or isinstance(event, RunEnded | InputChanged):
             self._note_all(flight.facts(event))
         else:
             self._note(event)
@@ -447,6 +452,7 @@ class Driver:
                 tasks.append(flight.task)
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+        await self._sealed.close(list(self._flights.values()))
 
     def _stir(self) -> None:
         self._stirred = True

@@ -37,9 +37,9 @@ from perdure.core.events import (
 )
 from perdure.core.messages import Text
 from perdure.core.rules import next_actions
-from perdure.core.specs import AgentSpec, Effect
+from perdure.core.specs import CERTAIN, AgentSpec, Effect
 from perdure.core.state import SessionState, new_state
-from perdure.ports import Timer
+from perdure.ports import OpenTransaction, Timer
 from perdure.runtime.directives import Fact, Late, in_turn
 
 Cause = Literal["stop", "timeout"]
@@ -58,7 +58,8 @@ class Flight:
 
     `after` are the facts that follow its event, in the same append; `settle` makes of the event what it is to the state
     that it is committed behind. `state` is what a check, or a change of agents, was planned for, or what an input was
-    when it was shown. There is one flight per `slot` at a time.
+    when it was shown. There is one flight per `slot` at a time. `transaction` holds what a tool has written until its
+    outcome is committed with it.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Flight:
         "state",
         "task",
         "timer",
+        "transaction",
     )
 
     def __init__(
@@ -102,6 +104,7 @@ class Flight:
         self.settle: Callable[[Event, SessionState], Iterable[Event]] | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
+        self.transaction: OpenTransaction | None = None
 
     def facts(self, event: Event) -> list[Fact]:
         """Everything that it comes to, in order."""
@@ -135,7 +138,7 @@ class Flight:
                 return CallEnded(call, "unknown", (Text(text),), in_doubt=True)
             case RunTool(call=call, name=name):
                 text = f"{name} failed: {reason}."
-                acts = self.effect != "read"
+                acts = self.effect not in CERTAIN
                 return CallEnded(call, "error", (Text(text),), in_doubt=acts)
             case CompactHistory(cause=cause, view=view):
                 return HistoryCompacted(view, cause, error=reason)
@@ -168,7 +171,7 @@ class Flight:
             case RunTool(call=call, name=name, attempt=1) if not self.has_begun:
                 return CallEnded(call, "cancelled", (Text(f"{name} was cancelled before it started."),))
             case RunTool(call=call, name=name):
-                acts = self.effect != "read"
+                acts = self.effect not in CERTAIN
                 if self.cause == "timeout":
                     doubt = " It may have taken effect." if acts else ""
                     text = f"{name} did not finish in time.{doubt}"

@@ -16,6 +16,8 @@ async def follow(log: SessionLog, store: Store, after: int) -> AsyncGenerator[Re
     """Every record after `after`, and deltas as they come, until the session is closed here."""
     consumer = log.feed.subscribe()
     log.attach()
+    if log.ear is not None:
+        log.ear.follow(1)
     try:
         await log.refresh()
         seq = after
@@ -41,6 +43,8 @@ async def follow(log: SessionLog, store: Store, after: int) -> AsyncGenerator[Re
                         if deltas:
                             yield DeltasDropped(deltas)
     finally:
+        if log.ear is not None:
+            log.ear.follow(-1)
         log.detach()
 
 

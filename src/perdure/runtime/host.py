@@ -36,6 +36,7 @@ from perdure.runtime.perform import compact_aside
 from perdure.runtime.perform_compaction import NOTHING, OVERTAKEN, failed
 from perdure.runtime.post import Post
 from perdure.runtime.roster import Resolve, Roster
+from perdure.runtime.sealed import check_transactional
 from perdure.runtime.shared_state import SHARED, SharedState
 from perdure.runtime.subagents import labels_of
 from perdure.runtime.tools import check_declared
@@ -102,6 +103,7 @@ class Host:
             raise UsageError(f"Two agents are named {agent.name!r}; give each its own name.")
         for model in (*binding.models, *binding.summarisers):
             self.world.ready(model)
+        check_transactional(binding, self.world.store)
         self._bindings[agent.name] = binding
         for other in (*agents_of(agent), *binding.sub_agents.values()):
             self.bind(other)

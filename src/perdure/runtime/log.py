@@ -18,7 +18,8 @@ from perdure.core.events import Event, ModelFailed, ModelResponded, RunEnded
 from perdure.core.fold import evolve
 from perdure.core.state import SessionState, new_state
 from perdure.core.views import summarise
-from perdure.ports import Batch, Clock, Entry, Opening, Record, Store
+from perdure.ports import Batch, Clock, Entry, Opening, OpenTransaction, Record, SharesDeltas, Store
+from perdure.runtime.afar import Ear, Mouth
 from perdure.runtime.clock import sleep
 from perdure.runtime.feed import Feed
 from perdure.runtime.recourse import OnModelError
@@ -75,7 +76,8 @@ class Change:
 class SessionLog:
     """One session's state, feed and waiters in this process.
 
-    By input it has what callers want done on a model error; `scratch` holds the state keys that are not persistent.
+    By input it has what callers want done on a model error; `scratch` holds the state keys that are not persistent;
+    `ear` is for what is said of the session elsewhere, where the store carries that.
     """
 
     def __init__(self, uid: str, store: Store, clock: Clock) -> None:
@@ -84,6 +86,7 @@ class SessionLog:
         self.feed = Feed()
         self.recourses: dict[int, OnModelError] = {}
         self.scratch: dict[str, tuple[int, Any]] = {}
+        self.ear = Ear(store, uid, self.feed, self._reached) if isinstance(store, SharesDeltas) else None
         self._store = store
         self._clock = clock
         self._lock = asyncio.Lock()
@@ -94,6 +97,7 @@ class SessionLog:
         self._hint = 0
         self._refreshing: asyncio.Task[None] | None = None
         self._unsure: Change | None = None
+        self._mouth: Mouth | None = None
 
     def keep_recourse(self, input: int, function: OnModelError) -> None:
         """For as long as the input's run is open; those of runs that have ended are dropped."""
@@ -115,11 +119,18 @@ class SessionLog:
         finally:
             self._heed_hint()
 
-    async def append(self, change: Change, *, epoch: int | None = None, opening: Opening | None = None) -> None:
-        """Commits the change durably, then shows it to whoever watches."""
+    async def append(
+        self,
+        change: Change,
+        *,
+        epoch: int | None = None,
+        opening: Opening | None = None,
+        within: OpenTransaction | None = None,
+    ) -> None:
+        """Commits the change durably, with what a tool has written, then shows it to whoever watches."""
         try:
             async with self._lock:
-                await self._append(change, epoch, opening)
+                await self._append(change, epoch, opening, within)
         finally:
             self._heed_hint()
 
@@ -138,13 +149,20 @@ class SessionLog:
         finally:
             self._heed_hint()
 
-    async def adopt(self, entries: tuple[Entry, ...], state: SessionState, opening: Opening) -> None:
-        """Commits a log that was written elsewhere, byte for byte; `state` is the fold of it."""
+    async def adopt(
+        self, entries: tuple[Entry, ...], state: SessionState, opening: Opening | None, *, behind: int = 0
+    ) -> None:
+        """Commits a log that was written elsewhere, byte for byte; `state` is the fold of it.
+
+        Without an opening, `entries` are what it has more than the first `behind` records, which are here.
+        """
         async with self._lock:
-            await self._store.append(Batch(self.uid, 0, entries, summarise(state), opening=opening))
+            await self._store.append(Batch(self.uid, behind, entries, summarise(state), opening=opening))
             self.state = state
 
-    async def _append(self, change: Change, epoch: int | None, opening: Opening | None) -> None:
+    async def _append(
+        self, change: Change, epoch: int | None, opening: Opening | None, within: OpenTransaction | None = None
+    ) -> None:
         if self._unsure is change and await self._is_written(change):
             return
         if change.before is not self.state:
@@ -163,7 +181,7 @@ class SessionLog:
             drops_draft=answered,
         )
         try:
-            await self._store.append(batch)
+            await (within or self._store).append(batch)
         except StoreError:
             self._unsure = change
             raise
@@ -190,6 +208,11 @@ class SessionLog:
             self._waiters.append((predicate, future))
         return future
 
+    def _reached(self, head: int) -> asyncio.Future[None]:
+        """Done as soon as this process has caught up with the head that another one speaks of."""
+        self._notified(head)
+        return self.until(lambda state: state.seq >= head)
+
     def fail(self, error: Exception) -> None:
         """Tells whoever waits that this process cannot go on with the session."""
         waiters, self._waiters = self._waiters, []
@@ -200,6 +223,13 @@ class SessionLog:
     def listen(self, listener: Callable[[], None] | None) -> None:
         """The driver's ear: called after every commit."""
         self._listener = listener
+        if self.ear is not None:
+            self.ear.drive(listener is not None)
+        if self._mouth is not None:
+            self._mouth.close()
+            self._mouth = None
+        if listener is not None and isinstance(self._store, SharesDeltas):
+            self._mouth = Mouth(self._store, self.uid, self.feed, lambda: self.state.run)
 
     def attach(self) -> None:
         """Notices other processes' commits from now on; every attach has its detach."""

@@ -14,7 +14,9 @@ from perdure.core.codec import digest_of
 from perdure.core.errors import PerdureError, StoreError, ToolError
 from perdure.core.events import CallAdvanced, CallChecked, CallEnded, CallStarted, Event
 from perdure.core.messages import Part, Text
+from perdure.core.specs import CERTAIN
 from perdure.core.state import SessionState, find_call
+from perdure.ports import Transacts
 from perdure.runtime.clock import sleep
 from perdure.runtime.context import ToolContext
 from perdure.runtime.desk import Desk, describe
@@ -131,7 +133,7 @@ async def _run(
     edited = _edited(find_call(desk.log.state.run, action.call))
     desk.contexts[action.call] = context
     try:
-        value = await _carry_out(desk, tool, action, values, context) if own is None else own.value
+        value = await _carry_out(desk, flight, action, values, context) if own is None else own.value
         made = result_parts(value, context.artifacts)
         parts = spill(made, context.artifacts)
         await context.artifacts.flush()
@@ -142,7 +144,9 @@ async def _run(
     except ToolError as error:
         return CallEnded(action.call, "error", (*edited, Text(clean_text(str(error)) or "The tool failed.")))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool is user code: its failure is a fact
-        return CallEnded(action.call, "error", (*edited, *_failure(tool, error)), in_doubt=tool.effect != "read")
+        return CallEnded(
+            action.call, "error", (*edited, *_failure(tool, error)), in_doubt=tool.spec.effect not in CERTAIN
+        )
     finally:
         context.close()
         del desk.contexts[action.call]
@@ -165,7 +169,7 @@ async def _ask_before(
     )
     came = await before_tool(desk, flight, moment)
     if isinstance(came, CallEnded):
-        return replace(came, in_doubt=action.attempt > 1 and tool.effect != "read")
+        return replace(came, in_doubt=action.attempt > 1 and tool.spec.effect not in CERTAIN)
     if isinstance(came, Result) or came == values:
         return came
     try:
@@ -180,15 +184,20 @@ async def _ask_before(
 
 def _denied(action: RunTool, tool: Tool[..., Any], wrong: str) -> CallEnded:
     text = f"The arguments of {action.name} were changed. {wrong} The call was not carried out."
-    return CallEnded(action.call, "denied", (Text(text),), in_doubt=action.attempt > 1 and tool.effect != "read")
+    return CallEnded(
+        action.call, "denied", (Text(text),), in_doubt=action.attempt > 1 and tool.spec.effect not in CERTAIN
+    )
 
 
 async def _carry_out(
-    desk: Desk, tool: Tool[..., Any], action: RunTool, values: dict[str, Any], context: ToolContext[Any, Any]
+    desk: Desk, flight: Flight, action: RunTool, values: dict[str, Any], context: ToolContext[Any, Any]
 ) -> Any:
     """The tool's value: at once, after retries, or at the end of the operation that it started."""
+    tool = desk.binding.tools[action.name]
     if tool.attached("check") is not None:
         return await _operate(desk, tool, action, values, context)
+    if tool.spec.effect == "transactional":
+        return await _transact(desk, flight, tool, values, context)
     failures: list[str] = []
     while True:
         try:
@@ -202,6 +211,19 @@ async def _carry_out(
             failures.append(_say(error))
             context.progress(f"failed ({_say(error)}), trying again")
         await sleep(desk.world.clock, min(MAX_BACKOFF, 0.5 * 2 ** len(failures)))
+
+
+async def _transact(
+    desk: Desk, flight: Flight, tool: Tool[..., Any], values: dict[str, Any], context: ToolContext[Any, Any]
+) -> Any:
+    """The tool's value; what it wrote waits in the flight for the commit of its outcome."""
+    store = desk.world.store
+    assert isinstance(store, Transacts)
+    flight.transaction = store.begin()
+    body = partial(tool.invoke, values, context)
+    if tool.is_async:
+        return await flight.transaction.run(body)
+    return await flight.transaction.run_in_thread(body, desk.world.threads.submit)
 
 
 def _say(error: Exception) -> str:
@@ -273,11 +295,11 @@ def _edited(call: Call | None) -> tuple[Part, ...]:
 
 
 def _failure(tool: Tool[..., Any], error: BaseException) -> tuple[Part, ...]:
-    doubt = "" if tool.effect == "read" else " It may have taken effect."
+    doubt = "" if tool.spec.effect in CERTAIN else " It may have taken effect."
     return (Text(f"{tool.name} failed: {describe(error)}.{doubt}"),)
 
 
 def _not_started(action: RunTool, tool: Tool[..., Any] | None, why: object) -> CallEnded:
     """This attempt did nothing; what an attempt before a crash did, nobody knows."""
-    in_doubt = action.attempt > 1 and (tool is None or tool.effect != "read")
+    in_doubt = action.attempt > 1 and (tool is None or tool.spec.effect not in CERTAIN)
     return CallEnded(action.call, "error", (Text(f"{action.name} was not started: {why}"),), in_doubt=in_doubt)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any, cast
 
-from perdure.core.actions import CheckCall
+from perdure.core.actions import Action, CheckCall
 from perdure.core.calls import Call
 from perdure.core.codec import canonical, decode_json, digest_of, encode_json
 from perdure.core.deltas import ToolProgressed
@@ -47,6 +47,14 @@ class Case:
         self.digest = digest
         self.ask = tool.ask if tool is not None else False
         self.prepared: Prepared | None = None
+
+
+def may_check_early(desk: Desk, action: Action) -> bool:
+    """A call that listens shows how far it is: not before what it belongs to."""
+    if not isinstance(action, CheckCall):
+        return False
+    tool = desk.binding.tools.get(action.name)
+    return tool is None or not tool.spec.listens
 
 
 def check_now(desk: Desk, action: CheckCall, after: list[Fact], state: SessionState) -> CallChecked | None:

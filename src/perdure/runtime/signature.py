@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 import msgspec
 
 from perdure.core.errors import UsageError
+from perdure.ports import Transaction
 from perdure.runtime.context import ToolContext
 
 REQUIRED: Any = inspect.Parameter.empty
@@ -30,7 +31,10 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """`context` names the parameter that takes the ToolContext, `data_type` is what it wants data to be."""
+    """`context` names the parameter that takes the ToolContext, `data_type` is what it wants data to be.
+
+    `transaction` names the one that takes the Transaction.
+    """
 
     description: str
     parameters: tuple[Parameter, ...]
@@ -38,6 +42,7 @@ class Signature(msgspec.Struct, frozen=True):
     context_index: int = 0
     context_required: bool = False
     data_type: Any = None
+    transaction: str | None = None
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -84,11 +89,15 @@ def read_signature(function: Callable[..., Any], label: str, names: Mapping[str,
     contexts = [p for p in described if _context_of(types[p.name]) is not None]
     if len(contexts) > 1:
         raise UsageError(f"{label}: {contexts[1].name!r} is a second ToolContext; keep one.")
-    plain = [p for p in described if p not in contexts]
+    transactions = [p for p in described if types[p.name] is Transaction]
+    if len(transactions) > 1:
+        raise UsageError(f"{label}: {transactions[1].name!r} is a second Transaction; keep one.")
+    transaction = transactions[0].name if transactions else None
+    plain = [p for p in described if p not in contexts and p not in transactions]
     description, words = read_docstring(inspect.getdoc(target) or "", [p.name for p in plain])
     parameters = tuple(_parameter(p, types[p.name], words.get(p.name, ""), label) for p in plain)
     if not contexts:
-        return Signature(description, parameters)
+        return Signature(description, parameters, transaction=transaction)
     context = contexts[0]
     return Signature(
         description,
@@ -97,6 +106,7 @@ def read_signature(function: Callable[..., Any], label: str, names: Mapping[str,
         list(signature.parameters).index(context.name),
         context.default is REQUIRED,
         _data_type(_context_of(types[context.name])),
+        transaction,
     )
 
 

@@ -32,6 +32,7 @@ from perdure.core.errors import UsageError
 from perdure.core.fits import check_schema, misfit
 from perdure.core.messages import JSON
 from perdure.core.specs import Effect, OnUnknown, ToolKind, ToolSpec
+from perdure.ports import Transaction
 from perdure.runtime.context import ToolContext
 from perdure.runtime.plain import to_plain
 from perdure.runtime.policy import Predicate
@@ -68,7 +69,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 class ToolOptions(TypedDict, total=False):
     """What `@tool(…)` takes.
 
-    effect: read | idempotent | once (default: at most once, then ask)
+    effect: read | idempotent | once (default: at most once, then ask) | transactional (it takes a Transaction)
     kind: function (default) | external | frontend | question: then the function only describes the call and its result,
         which somebody else brings
     timeout, expires: seconds, for the call and for a decision about it
@@ -219,11 +220,15 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             return made
         raise UsageError(f"Tool {self.name!r}: key= returned {made!r}; it has to return a str or None.")
 
-    def invoke(self, values: Mapping[str, Any], ctx: ToolContext[Any, Any]) -> Any:
+    def invoke(
+        self, values: Mapping[str, Any], ctx: ToolContext[Any, Any], transaction: Transaction | None = None
+    ) -> Any:
         """Calls the function with parsed values; of an async one this is the awaitable."""
-        name = self._compiled.signature.context
-        call = cast("Callable[..., Any]", self.function)
-        return call(**values) if name is None else call(**values, **{name: ctx})
+        signature = self._compiled.signature
+        given: dict[str, Any] = {} if signature.context is None else {signature.context: ctx}
+        if signature.transaction is not None:
+            given[signature.transaction] = transaction
+        return cast("Callable[..., Any]", self.function)(**values, **given)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         signature = self._compiled.signature
@@ -248,7 +253,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             self.name,
             signature.description if self.description is None else self.description,
             _describe(codec.schema, signature),
-            "resumable" if self.attached("check") else self.effect,
+            "resumable" if self.attached("check") else _effect(self, signature, label),
             self.on_unknown,
             self.sequential,
             self.timeout,
@@ -362,7 +367,9 @@ def _check(made: Tool[..., Any]) -> None:
             f"{label}: models take names of 1 to 64 letters, digits, '_' and '-' only; give it another name=."
         )
     if made.effect not in get_args(Effect):
-        raise UsageError(f"{label}: effect={made.effect!r} is none; take 'read', 'idempotent' or 'once'.")
+        raise UsageError(
+            f"{label}: effect={made.effect!r} is none; take 'read', 'idempotent', 'once' or 'transactional'."
+        )
     if made.on_unknown not in get_args(OnUnknown):
         raise UsageError(f"{label}: on_unknown={made.on_unknown!r} is none; take 'ask' or 'tell'.")
     for option, seconds in (("timeout", made.timeout), ("expires", made.expires)):
@@ -420,6 +427,21 @@ def _response_schema(function: Callable[..., Any]) -> JSON:
     schema = codec_of(returned).schema
     check_schema(schema)
     return schema
+
+
+def _effect(made: Tool[..., Any], signature: Signature, label: str) -> Effect:
+    """A tool that takes a Transaction is transactional, whether it says so or not."""
+    if signature.transaction is None:
+        if made.effect == "transactional":
+            raise UsageError(f"{label}: a transactional tool writes with a Transaction; add a parameter of that type.")
+        return made.effect
+    if made.declared_effect and made.effect != "transactional":
+        raise UsageError(f"{label}: it takes a Transaction, so its effect is 'transactional', not {made.effect!r}.")
+    if made.background or made.kind != "function":
+        raise UsageError(
+            f"{label}: it takes a Transaction, so it cannot be carried out elsewhere or in the background."
+        )
+    return "transactional"
 
 
 def _data_codec(signature: Signature, label: str) -> Codec | None:

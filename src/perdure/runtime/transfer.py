@@ -80,8 +80,8 @@ class Exported(msgspec.Struct, frozen=True):
         return [Record(self.header.uid, seq, entry.at, entry.run, event) for seq, (entry, event) in numbered]
 
 
-async def export_lines(store: Store, uid: str) -> AsyncIterator[bytes]:
-    """The lines of a session, each with its line feed; of a fork, its whole past."""
+async def take_out(store: Store, uid: str) -> Exported:
+    """A session as it is in a store; of a fork, its whole past."""
     records = await store.read(uid)
     state = fold([record.event for record in records])
     artifacts = await _load_artifacts(store, uid, records)
@@ -97,11 +97,17 @@ async def export_lines(store: Store, uid: str) -> AsyncIterator[bytes]:
         len(records),
         len(artifacts),
     )
-    yield encode_json(header) + b"\n"
-    for record in records:
-        payload = encode_event(record.event)
-        yield encode_json(_line(record.seq, record.at, record.run, payload)) + b"\n"
-    for digest, data in artifacts.items():
+    entries = tuple(Entry(record.at, record.run, encode_event(record.event)) for record in records)
+    return Exported(header, entries, tuple(record.event for record in records), artifacts)
+
+
+async def export_lines(store: Store, uid: str) -> AsyncIterator[bytes]:
+    """The lines of a session, each with its line feed."""
+    exported = await take_out(store, uid)
+    yield encode_json(exported.header) + b"\n"
+    for seq, entry in enumerate(exported.entries, 1):
+        yield encode_json(_line(seq, entry.at, entry.run, entry.payload)) + b"\n"
+    for digest, data in exported.artifacts.items():
         yield encode_json(ArtifactLine(digest, b64encode(data).decode())) + b"\n"
 
 
@@ -194,14 +200,14 @@ async def _load_artifacts(store: Store, uid: str, records: list[Record]) -> dict
     """The artifacts that the records name, in the order in which they do; some may have been lost."""
     found: dict[str, bytes] = {}
     for record in records:
-        for digest in _named(record.event):
+        for digest in artifacts_named(record.event):
             if digest not in found:
                 with suppress(NotFound):
                     found[digest] = await store.load_artifact(uid, digest)
     return found
 
 
-def _named(event: Event) -> list[str]:
+def artifacts_named(event: Event) -> list[str]:
     payload = encode_event(event)
     # A result that was too long names what it left out in its words, for the model.
     is_spilled = isinstance(event, CallEnded) and event.spilled

@@ -14,11 +14,13 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from perdure.core.errors import UsageError
 from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow
 from perdure.stores import sqlite_reads, sqlite_writes, terms
 from perdure.stores.sqlite_file import Connection, SqliteFile
 from perdure.stores.sqlite_owners import Owners
 from perdure.stores.sqlite_readers import Readers
+from perdure.stores.sqlite_transaction import SqliteTransaction
 from perdure.stores.sqlite_watch import Watch
 from perdure.stores.sqlite_writer import Writer
 
@@ -56,6 +58,7 @@ class SqliteStore:
         self._parts: _Open | None = None
         self._opened = 0
         self._turn = asyncio.Lock()
+        self._tools_turn = asyncio.Lock()
 
     async def open(self) -> None:
         async with self._turn:
@@ -112,6 +115,13 @@ class SqliteStore:
         parts = self._use()
         terms.check_text(session or "")
         return parts.watch.add(session, notify)
+
+    def check_tool(self, name: str, *, is_async: bool) -> None:
+        if is_async:
+            raise UsageError(f"On SQLite a transactional tool runs in the writer's thread; make {name!r} no async one.")
+
+    def begin(self) -> SqliteTransaction:
+        return SqliteTransaction(self._use().writer, self._tools_turn)
 
     # Sessions
 

@@ -6,8 +6,6 @@ Rule 1: an append that is refused has changed nothing, so its neighbours in the 
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 import msgspec
 
 from perdure.core.codec import encode_json
@@ -36,13 +34,6 @@ _INSERT_SESSION = (
     f" VALUES ({', '.join('?' * 17)})"
 )
 _INSERT_RECORD = "INSERT INTO records (no, seq, at, run, digest, payload) VALUES (?, ?, ?, ?, ?, ?)"
-
-
-def digest(uid: bytes, seq: int, at: int, run: int, payload: bytes) -> bytes:
-    """Binds a record to its place, so that swapped rows are noticed as well as damaged ones."""
-    hasher = blake2b(b"%d %d %d %d " % (seq, at, run, len(uid)) + uid, digest_size=16)
-    hasher.update(payload)
-    return hasher.digest()
 
 
 class _Known(msgspec.Struct):
@@ -166,6 +157,6 @@ def _columns(summary: Summary) -> tuple[str | int | bytes | None, ...]:
 def _rows(batch: Batch, no: int, times: list[int]) -> list[Row]:
     uid = batch.session.encode()
     return [
-        (no, seq, at, entry.run, digest(uid, seq, at, entry.run, entry.payload), entry.payload)
+        (no, seq, at, entry.run, terms.digest(uid, seq, at, entry.run, entry.payload), entry.payload)
         for seq, (entry, at) in enumerate(zip(batch.entries, times, strict=True), batch.expect + 1)
     ]

@@ -14,7 +14,6 @@ from perdure.core.codec import decode_event
 from perdure.core.errors import StoreError
 from perdure.ports import Record, SessionPage, SessionQuery, SessionRow
 from perdure.stores import terms
-from perdure.stores.sqlite_appends import digest
 from perdure.stores.sqlite_file import Connection
 from perdure.stores.sqlite_owners import Owners
 
@@ -90,7 +89,7 @@ def _records(connection: Connection, session: str, place: tuple[int, str], after
     expected = after
     for seq, at, run, kept, payload in rows:
         expected += 1
-        if seq != expected or kept != digest(key, seq, at, run, payload):
+        if seq != expected or kept != terms.digest(key, seq, at, run, payload):
             break
         yield Record(session, seq, at / 1_000_000, run, decode_event(payload))
     else:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 import apsw
+import msgspec
 
 from perdure.core.errors import PerdureError, StoreError
 from perdure.ports import Batch
@@ -24,7 +25,16 @@ from perdure.stores.sqlite_watch import Head, Watch
 from perdure.stores.sqlite_writes import Write
 
 Loop = asyncio.AbstractEventLoop
-Work = Batch | Write
+
+
+class Joint(msgspec.Struct, frozen=True):
+    """An append and a write that stand or fall together."""
+
+    batch: Batch
+    write: Write
+
+
+Work = Batch | Write | Joint
 Request = tuple[Loop, "asyncio.Future[object]", Work]
 Answer = tuple["asyncio.Future[object]", object]
 """What a future is to be given: a result, or an exception to raise."""
@@ -64,6 +74,11 @@ class Writer:
         self._queue.put((loop, future, work))
         return future
 
+    async def submit_with(self, batch: Batch, write: Write) -> None:
+        """Appends the batch and does the write in one transaction, or neither."""
+        terms.checked(batch)
+        await self.submit(Joint(batch, write))
+
     def close(self) -> None:
         """Ends the thread, after it has written what was submitted before."""
         self._queue.put(None)
@@ -94,8 +109,9 @@ class Writer:
         heads: list[Head] = []
         for (loop, future, work), result in zip(group, results, strict=True):
             answers.setdefault(loop, []).append((future, result))
-            if isinstance(work, Batch) and result is None:
-                heads.append((work.session, work.expect + len(work.entries)))
+            batch = _batch_of(work)
+            if batch is not None and result is None:
+                heads.append((batch.session, batch.expect + len(batch.entries)))
         for loop in {*answers, *self._watch.loops()} if heads else answers:
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
                 loop.call_soon_threadsafe(self._deliver, loop, answers.get(loop, ()), heads)
@@ -186,10 +202,32 @@ def _apply(connection: Connection, appends: Appends, work: Work) -> object:
         if isinstance(work, Batch):
             return appends.append(work)
         appends.flush()
-        return work(connection)
+        return _apply_joint(connection, appends, work) if isinstance(work, Joint) else work(connection)
     except PerdureError as refusal:
         return refusal
 
 
+def _apply_joint(connection: Connection, appends: Appends, joint: Joint) -> None:
+    connection.execute("SAVEPOINT joint")
+    try:
+        joint.write(connection)
+        appends.append(joint.batch)
+        appends.flush()
+    except BaseException:
+        # What it remembers of the session was not to be.
+        appends.forget()
+        connection.execute("ROLLBACK TO joint")
+        raise
+    finally:
+        connection.execute("RELEASE joint")
+
+
+def _batch_of(work: Work) -> Batch | None:
+    if isinstance(work, Joint):
+        return work.batch
+    return work if isinstance(work, Batch) else None
+
+
 def _is_there(appends: Appends, work: Work) -> bool:
-    return isinstance(work, Batch) and appends.holds(work)
+    batch = _batch_of(work)
+    return batch is not None and appends.holds(batch)

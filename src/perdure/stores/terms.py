@@ -5,6 +5,8 @@ Rule 1: whatever `checked` lets through can be written by every store. Rule 2: t
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import msgspec
 
 from perdure.core.codec import encode_json
@@ -35,6 +37,13 @@ def checked(batch: Batch) -> None:
         raise stale(batch.session)
     if opening.base is None and batch.expect:
         raise Conflict(f"Session {batch.session!r} is new, so its first append expects 0, not {batch.expect}.")
+
+
+def digest(uid: bytes, seq: int, at: int, run: int, payload: bytes) -> bytes:
+    """Binds a record to its place, so that swapped rows are noticed as well as damaged ones."""
+    hasher = blake2b(b"%d %d %d %d " % (seq, at, run, len(uid)) + uid, digest_size=16)
+    hasher.update(payload)
+    return hasher.digest()
 
 
 def check_text(text: str) -> None:

@@ -5,6 +5,7 @@ Nothing of this is in the product: a store is wrapped, and a fault point that is
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from contextvars import ContextVar
@@ -14,6 +15,9 @@ from typing import Any, cast
 
 from perdure.core.codec import decode_event
 from perdure.ports import Batch, Store
+
+STEPS_INSIDE = 5
+"""How often the loop goes round until a store elsewhere has been asked, about."""
 
 _points: ContextVar[FaultPoints | None] = ContextVar("perdure_fault_points", default=None)
 
@@ -41,17 +45,34 @@ class FaultPoints:
 class FaultyStore:
     """A store with a point before, inside (where the store can say) and after every append."""
 
-    def __init__(self, store: Store, points: FaultPoints) -> None:
+    def __init__(self, store: Any, points: FaultPoints, *, says_when: bool | None = None) -> None:
         self._store = store
         self._points = points
-        if hasattr(store, "on_commit"):
-            cast(Any, store).on_commit = lambda: points.reach("inside a commit")
+        self._says_when = hasattr(store, "on_commit") if says_when is None else says_when
+        if says_when is None and self._says_when:
+            store.on_commit = lambda: points.reach("inside a commit")
 
     async def append(self, batch: Batch) -> None:
         kinds = " ".join(type(decode_event(entry.payload)).__name__ for entry in batch.entries)
         self._points.reach(f"before {kinds}")
-        await self._store.append(batch)
+        if self._says_when:
+            await self._store.append(batch)
+        else:
+            await self._append_from_afar(batch)
         self._points.reach(f"after {kinds}")
+
+    async def _append_from_afar(self, batch: Batch) -> None:
+        """A store elsewhere: it has been asked, and whoever dies now will never hear what came of it."""
+        asked = asyncio.ensure_future(self._store.append(batch))
+        for _ in range(STEPS_INSIDE):
+            await asyncio.sleep(0)
+        if not asked.done():
+            self._points.reach("inside an append")
+        await asked
+
+    def begin(self) -> Any:
+        """A transaction, with the same points around its append."""
+        return FaultyStore(self._store.begin(), self._points, says_when=self._says_when)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -1,0 +1,110 @@
+"""Following other processes' commits: LISTEN where there is a direct connection, looking again and again where not.
+
+Rule: whoever watches hears of every commit; after a broken connection the heads are looked up once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from perdure.core.errors import StoreError
+from perdure.stores.postgres_link import Connection, Link, load_driver
+from perdure.stores.postgres_names import key
+
+Notify = Callable[[int], None]
+
+CHECK_EVERY = 15.0
+"""Seconds: so often a quiet connection has to show that it is there."""
+COME_BACK_AFTER = 0.5
+
+
+class Watch:
+    """The watchers of one store in this process; `other` is told what comes over the channel besides."""
+
+    def __init__(self, link: Link, direct: str | None, *, poll: float, other: Callable[[str], None]) -> None:
+        self._link = link
+        self._other = other
+        self._direct = direct
+        self._poll = poll
+        self._watched: dict[bytes, list[Notify]] = {}
+        self._all: list[Notify] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, session: str | None, notify: Notify) -> Callable[[], None]:
+        if session is None:
+            self._all.append(notify)
+        else:
+            self._watched.setdefault(key(session), []).append(notify)
+        self.start()
+        return lambda: self._remove(session, notify)
+
+    def start(self) -> None:
+        """Listens from now on, even if nobody watches yet."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._follow())
+
+    def tell(self, session: bytes, head: int) -> None:
+        """Somebody has appended: here, or elsewhere."""
+        for notify in (*self._watched.get(session, ()),):
+            notify(head)
+        for notify in (*self._all,):
+            notify(0)
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def _remove(self, session: str | None, notify: Notify) -> None:
+        watchers = self._all if session is None else self._watched.get(key(session), [])
+        if notify in watchers:
+            watchers.remove(notify)
+        if session is not None and not watchers:
+            self._watched.pop(key(session), None)
+
+    async def _follow(self) -> None:
+        while True:
+            if self._direct is None:
+                await asyncio.sleep(self._poll)
+                await self._look()
+                continue
+            with suppress(StoreError, OSError, TimeoutError, load_driver().PostgresError, load_driver().InterfaceError):
+                await self._listen(self._direct)
+            await asyncio.sleep(COME_BACK_AFTER)
+
+    async def _listen(self, url: str) -> None:
+        connection: Connection = await load_driver().connect(url, timeout=10.0, command_timeout=10.0)
+        try:
+            await connection.add_listener(self._link.schema, self._heard)
+            await self._look()
+            while not connection.is_closed():
+                await asyncio.sleep(CHECK_EVERY)
+                await connection.execute("SELECT 1")
+        finally:
+            connection.terminate()
+
+    def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        words = str(payload)
+        if words[0] in "?~":
+            self._other(words)
+            return
+        session, _, head = words.partition(" ")
+        self.tell(bytes.fromhex(session), int(head))
+
+    async def _look(self) -> None:
+        """Heads as they are now, of all that is watched."""
+        if self._all:
+            for notify in (*self._all,):
+                notify(0)
+        if not self._watched:
+            return
+        sql = self._link.sql("SELECT uid_key, head FROM @schema.sessions WHERE uid_key = ANY($1) AND NOT deleted")
+        keys = list(self._watched)
+        with suppress(StoreError):
+            for row in await self._link.ask(lambda connection: connection.fetch(sql, keys), tries=1):
+                self.tell(row["uid_key"], row["head"])
