@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import platform
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from perdure.core.errors import NotFound, UsageError
@@ -86,12 +89,30 @@ class Models:
             await self._client.close()
 
 
-def resolve_engine(engine: str | Engine | None, clock: Clock) -> Engine | None:
+def resolve_engine(
+    engine: str | Engine | None,
+    clock: Clock,
+    store: Store,
+    *,
+    concurrency: int | None = None,
+    queues: Sequence[str] | None = None,
+) -> Engine | None:
+    """`local`, `dbos`, or an Engine as it is; None: submits and follows, never drives."""
     if engine is None or not isinstance(engine, str):
         return engine
     if engine == "local":
-        return LocalEngine(clock)
-    raise UsageError(f"{engine!r} names no engine; take 'local', or None to submit and follow only.")
+        return LocalEngine(clock, concurrency=concurrency, queues=queues)
+    if engine == "dbos":
+        from perdure.stores.postgres import PostgresStore
+
+        if not isinstance(store, PostgresStore):
+            raise UsageError("The engine 'dbos' needs PostgreSQL; name a store like 'postgresql://…'.")
+        try:
+            from perdure.engines.dbos import DbosEngine
+        except ImportError:
+            raise UsageError("The engine 'dbos' needs the package dbos; install perdure[dbos].") from None
+        return DbosEngine(store.url, clock, schema=f"{store.schema}_dbos", concurrency=concurrency, queues=queues)
+    raise UsageError(f"{engine!r} names no engine; take 'local', 'dbos', or None to submit and follow only.")
 
 
 @runtime_checkable
@@ -150,7 +171,8 @@ class Runtime:
                 self._middleware,
                 self._hooks,
             )
-            host = Host(world, resolve_engine(self._engine, self._clock))
+            engine = resolve_engine(self._engine, self._clock, store)
+            host = Host(world, engine, _about(engine))
             stack.push_async_callback(world.close)
             for agent in self._agents:
                 host.bind(agent)
@@ -325,6 +347,19 @@ async def _end_tasks() -> None:
     await loop.shutdown_asyncgens()
     with suppress(TimeoutError):
         await asyncio.wait_for(loop.shutdown_default_executor(), END_PATIENCE)
+
+
+def _about(engine: Engine | None) -> dict[str, Any]:
+    """What `perdure workers` shows of this process."""
+    concurrency = getattr(engine, "concurrency", None)
+    return {
+        "version": version("perdure"),
+        "engine": type(engine).__name__.removesuffix("Engine").lower(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "since": time.time(),
+        "concurrency": concurrency,
+    }
 
 
 async def _enter_deps(deps: Any, stack: AsyncExitStack) -> Any:

@@ -6,7 +6,7 @@ Rule: what other sessions left behind is not picked up by the way; nobody would 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
 from typing import Any
 
@@ -16,7 +16,7 @@ from perdure.cli.agents import ASSISTANT, load_agent
 from perdure.cli.terminal import patience, store_url
 from perdure.cli.words import shell
 from perdure.core.errors import Refused, UsageError
-from perdure.ports import Clock
+from perdure.ports import Clock, Work
 from perdure.runtime.agent import Agent
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.local import LocalEngine
@@ -58,20 +58,40 @@ class SoloEngine:
         self._engine = LocalEngine(clock)
         self._mine: set[str] = set()
 
-    async def start(
-        self, drive: Callable[[str], Awaitable[None]], sweep: Callable[[], Awaitable[Sequence[str]]]
-    ) -> None:
-        async def sweep_mine() -> Sequence[str]:
-            return [session for session in await sweep() if session in self._mine] if self._mine else ()
+    async def start(self, work: Work) -> None:
+        await self._engine.start(Own(work, self._mine))
 
-        await self._engine.start(drive, sweep_mine)
-
-    def submit(self, session: str) -> None:
+    def submit(self, session: str, queue: str) -> None:
         self._mine.add(session)
-        self._engine.submit(session)
+        self._engine.submit(session, queue)
+
+    def wake(self, session: str, queue: str, at: float) -> None:
+        self._engine.wake(session, queue, at)
+
+    def cancel(self, session: str) -> None:
+        self._engine.cancel(session)
 
     async def drain(self, grace: float) -> None:
         await self._engine.drain(grace)
+
+
+class Own:
+    """The work of a process, as far as it is in the set."""
+
+    def __init__(self, work: Work, mine: set[str]) -> None:
+        self._work = work
+        self._mine = mine
+        self.owner = work.owner
+        self.drive = work.drive
+        self.living = work.living
+
+    @property
+    def queues(self) -> Sequence[str]:
+        return self._work.queues
+
+    async def sweep(self, queues: Sequence[str]) -> Sequence[str]:
+        found = await self._work.sweep(queues) if self._mine else ()
+        return [session for session in found if session in self._mine]
 
 
 class Driving:
@@ -85,7 +105,7 @@ class Driving:
     async def start(self, session: Session[Any], prompt: str, key: str | None = None) -> Run[Any]:
         run = await session.start(prompt, key=key)
         # The same key is the same run, perhaps one that a dead process left open: then nothing was submitted.
-        self._engine.submit(session.uid)
+        self._engine.submit(session.uid, session.agent)
         return run
 
     async def go_on(self, session: Session[Any]) -> Run[Any]:

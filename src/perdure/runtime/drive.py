@@ -88,6 +88,11 @@ class Driver:
         self._lap_from = 0.0
         self._alarm: Timer | None = None
 
+    def inherit(self, facts: Sequence[Fact], requests: Sequence[Command]) -> None:
+        """What a dead driver leaves to be said, before anything else is done."""
+        self._facts += facts
+        self._requests += requests
+
     async def run(self) -> None:
         """Drives until the session settles or waits; leaves nothing of its own under way."""
         self._log.attach()

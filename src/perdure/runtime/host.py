@@ -36,6 +36,7 @@ from perdure.runtime.observers import tell_session_end
 from perdure.runtime.perform import compact_aside
 from perdure.runtime.perform_compaction import NOTHING, OVERTAKEN, failed
 from perdure.runtime.post import Post
+from perdure.runtime.quarantine import is_suspect, succession
 from perdure.runtime.shared_state import SHARED, SharedState
 from perdure.runtime.subagents import labels_of
 from perdure.runtime.world import World, schema_key
@@ -49,23 +50,25 @@ LET_GO_TRIES = 200
 class Host:
     """Logs live as long as somebody holds them; the most recent few are kept warm."""
 
-    def __init__(self, world: World, engine: Engine | None) -> None:
+    def __init__(self, world: World, engine: Engine | None, about: dict[str, JSON] | None = None) -> None:
         self.world = world
+        self.owner = token_hex(8)
         self._engine = engine
-        self._owner = token_hex(8)
+        self._about = about or {}
         self._bindings: dict[str, Binding] = {}
         self._logs: WeakValueDictionary[str, SessionLog] = WeakValueDictionary()
         self._warm: OrderedDict[str, SessionLog] = OrderedDict()
         self._drivers: dict[str, Driver] = {}
         self._shared: dict[str, SharedState] = {}
-        self._dropped: set[str] = set()
+        self._dropped: dict[str, str] = {}
+        self._suspects = asyncio.Lock()
         self._stopping = False
         self._post = world.post = Post(self, world.store, world.clock)
 
     async def start(self) -> None:
         if self._engine is not None:
-            await self.world.store.join(self._owner)
-            await self._engine.start(self.drive, self._sweep)
+            await self.world.store.join(self.owner, {**self._about, "agents": list[JSON](self._bindings)})
+            await self._engine.start(self)
 
     async def stop(self, grace: float) -> None:
         """Takes no new turn, lets calls in flight finish for a while and leaves the rest to the next process."""
@@ -74,7 +77,7 @@ class Host:
             driver.leave()
         if self._engine is not None:
             await self._engine.drain(grace)
-            await self.world.store.leave(self._owner)
+            await self.world.store.leave(self.owner)
         for log in list(self._logs.values()):
             log.close()
 
@@ -264,44 +267,61 @@ class Host:
         return None
 
     def submit(self, uid: str) -> None:
-        if self._engine is not None:
-            self._engine.submit(uid)
+        log = self._logs.get(uid)
+        if self._engine is not None and log is not None:
+            self._engine.submit(uid, log.state.agent)
 
-    async def drive(self, uid: str) -> None:
+    @property
+    def queues(self) -> Sequence[str]:
+        return list(self._bindings)
+
+    async def living(self) -> Sequence[str]:
+        return await self.world.store.owners()
+
+    async def drive(self, session: str) -> None:
         """Drives one session until it settles, waits, or somebody else takes over."""
         try:
-            await self._drive(uid)
+            log = await self.load(session)
+            binding = self._bindings.get(log.state.agent)
+            if binding is None or not (session in self._dropped or await self._has_work(log)):
+                return
+            if self._post.policies_above(log.state) is None:
+                return  # whoever knows its ancestors knows what it may do
+            if await is_suspect(self.world.store, log.state):
+                async with self._suspects:
+                    await self._drive(log, binding)
+            else:
+                await self._drive(log, binding)
         except NotFound:
             # Deleted meanwhile: there is nothing left to look after.
-            self._dropped.discard(uid)
+            self._dropped.pop(session, None)
 
-    async def _drive(self, uid: str) -> None:
-        log = await self.load(uid)
-        binding = self._bindings.get(log.state.agent)
-        if binding is None or not (uid in self._dropped or await self._has_work(log)):
-            return
-        if self._post.policies_above(log.state) is None:
-            return  # whoever knows its ancestors knows what it may do
+    async def _drive(self, log: SessionLog, binding: Binding) -> None:
+        uid = log.uid
         try:
-            claim = await self.world.store.claim(uid, self._owner)
+            claim = await self.world.store.claim(uid, self.owner)
             if claim is not None and not self._stopping:
                 if claim.head != log.state.seq:
                     await log.refresh()
                 shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
                 await self._end_orphan(log)
                 driver = self._drivers[uid] = Driver(log, binding, self.world, claim, shared)
+                driver.inherit(*await succession(self.world.store, claim, log.state))
                 await driver.run()
         except StaleEpoch:
             await log.refresh()
         except Exception as error:
             # Whoever awaits the run here must not wait for ever. The session itself may still be ours, and nobody else
             # looks after it while we live: our sweep has to.
-            self._dropped.add(uid)
+            self._dropped[uid] = log.state.agent
             log.fail(error)
             raise
         finally:
             self._drivers.pop(uid, None)
-        self._dropped.discard(uid)
+        self._dropped.pop(uid, None)
+        wake_at = summarise(log.state).wake_at
+        if wake_at is not None and self._engine is not None:
+            self._engine.wake(uid, log.state.agent, wake_at)
 
     async def _end_orphan(self, log: SessionLog) -> None:
         """A child whose parent is gone, or wants nothing of it any more, is ended by whoever finds it."""
@@ -387,6 +407,8 @@ class Host:
                     raise
                 await asyncio.sleep(0.01)
         log.close()
+        if self._engine is not None:
+            self._engine.cancel(log.uid)
         self._logs.pop(log.uid, None)
         self._warm.pop(log.uid, None)
         binding = self._bindings.get(log.state.agent)
@@ -413,10 +435,10 @@ class Host:
                 f"The output of run {ended.run} no longer fits its type ({error}); read it from the records."
             ) from None
 
-    async def _sweep(self) -> Sequence[str]:
-        now = self.world.clock.now()
-        found = await self.world.store.runnable(list(self._bindings), now=now)
-        return [*found, *self._dropped.difference(found)]
+    async def sweep(self, queues: Sequence[str]) -> Sequence[str]:
+        """What has work and no living owner; and what is ours, but was dropped because the store was out of order."""
+        found = await self.world.store.runnable(queues, now=self.world.clock.now())
+        return [*found, *(uid for uid, agent in self._dropped.items() if agent in queues and uid not in found)]
 
     def keep(self, log: SessionLog) -> SessionLog:
         self._logs[log.uid] = log

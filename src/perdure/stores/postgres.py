@@ -16,7 +16,8 @@ import msgspec
 
 from perdure.core.codec import decode_event, encode_json
 from perdure.core.errors import PerdureError, StoreError
-from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow
+from perdure.core.messages import JSON
+from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow, Worker
 from perdure.stores import terms
 from perdure.stores.postgres_link import Link, check_schema
 from perdure.stores.postgres_names import kept, key, meant
@@ -41,6 +42,15 @@ _CHAIN = (
     " FROM chain JOIN @schema.sessions s ON s.no = chain.base)"
 )
 _LIVING = "EXISTS (SELECT FROM @schema.owners o WHERE o.owner = s.owner AND o.beat_at > now() - {}::interval)"
+
+
+_CLAIM = (
+    "WITH found AS (SELECT no, owner AS last, owner <> $2 AND NOT "
+    + _LIVING.format("$4")
+    + " AS died FROM @schema.sessions s WHERE uid_key = $1 AND NOT deleted FOR UPDATE)"
+    " UPDATE @schema.sessions s SET epoch = epoch + 1, owner = $2 FROM found WHERE s.no = found.no"
+    " AND ($3 OR last IS NULL OR last = $2 OR died) RETURNING epoch, head, CASE WHEN died THEN last END AS last"
+)
 
 
 class _Open(msgspec.Struct, frozen=True):
@@ -251,10 +261,10 @@ class PostgresStore:
 
     # Ownership
 
-    async def join(self, owner: str) -> None:
+    async def join(self, owner: str, about: dict[str, JSON] | None = None) -> None:
         owners = self._use().owners
         terms.check_text(owner)
-        await owners.join(owner)
+        await owners.join(owner, terms.encode_about(about))
 
     async def leave(self, owner: str) -> None:
         self._check(owner)
@@ -263,6 +273,9 @@ class PostgresStore:
     async def owners(self) -> Sequence[str]:
         return await self._use().owners.living()
 
+    async def workers(self) -> Sequence[Worker]:
+        return await self._use().owners.workers()
+
     async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
         owners = self._use().owners
         if owner not in owners:
@@ -270,15 +283,14 @@ class PostgresStore:
         self._check(session)
         row = await self._ask(
             "fetchrow",
-            "UPDATE @schema.sessions s SET epoch = epoch + 1, owner = $2 WHERE uid_key = $1 AND NOT deleted"
-            f" AND ($3 OR owner IS NULL OR owner = $2 OR NOT {_LIVING.format('$4')}) RETURNING epoch, head",
+            _CLAIM,
             key(session),
             kept(owner),
             force,
             owners.dead_after,
         )
         if row is not None:
-            return Claim(row["epoch"], row["head"])
+            return Claim(row["epoch"], row["head"], None if row["last"] is None else meant(row["last"]))
         await self._require(session)
         return None
 

@@ -1,0 +1,77 @@
+"""Engines keep the engine contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from perdure.ports import Engine
+from perdure.runtime.clock import SystemClock
+from perdure.runtime.local import LocalEngine
+from perdure.testing.engine_contract import CHECKS, Sheet, check_engine, check_submit
+
+
+def local() -> Engine:
+    return LocalEngine(SystemClock(), sweep_every=0.05)
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+async def test_local(check: Callable[..., object]) -> None:
+    await check(local)
+
+
+class Deaf(LocalEngine):
+    """Drops what it is told, and never looks by itself."""
+
+    def submit(self, session: str, queue: str) -> None:
+        pass
+
+    async def _sweep(self) -> None:
+        pass
+
+
+async def test_the_contract_finds_an_engine_that_drives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.testing.engine_contract.PATIENCE", 0.1)
+    report = await check_engine(lambda: Deaf(SystemClock()))
+    assert {"submit", "again", "sweep", "failure", "cancel", "drain"} <= set(report.failed)
+
+
+async def test_concurrency_holds_and_nothing_is_forgotten() -> None:
+    sheet = Sheet("clerk")
+    most = 0
+
+    class Counted(Sheet):
+        async def drive(self, session: str) -> None:
+            nonlocal most
+            most = max(most, sum(self.under_way.values()) + 1)
+            await super().drive(session)
+
+    sheet = Counted("clerk")
+    await check_submit(lambda: LocalEngine(SystemClock(), concurrency=1))
+    engine = LocalEngine(SystemClock(), sweep_every=0.01, concurrency=2)
+    await engine.start(sheet)
+    for number in range(20):
+        engine.submit(f"s{number}", "clerk")
+    while len(sheet.ended) < 20:
+        await sheet_turn()
+    await engine.drain(1.0)
+    assert most == 2
+
+
+async def sheet_turn() -> None:
+    import asyncio
+
+    await asyncio.sleep(0)
+
+
+async def test_only_its_queues_are_served() -> None:
+    sheet = Sheet("clerk", "gpu")
+    engine = LocalEngine(SystemClock(), queues=["gpu"])
+    await engine.start(sheet)
+    engine.submit("a", "clerk")
+    engine.submit("b", "gpu")
+    while not sheet.ended["b"]:
+        await sheet_turn()
+    await engine.drain(1.0)
+    assert not sheet.began["a"]
