@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from perdure.engines.dbos import DbosEngine
 from perdure.ports import Engine
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.local import LocalEngine
 from perdure.testing.engine_contract import CHECKS, Sheet, check_engine, check_submit
+from tests.postgres import new_schema
 
 
 def local() -> Engine:
@@ -19,6 +21,14 @@ def local() -> Engine:
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 async def test_local(check: Callable[..., object]) -> None:
     await check(local)
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+async def test_dbos(check: Callable[..., object], postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.engines.dbos.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("perdure.engines.dbos.POLL_EVERY", 0.05)
+    schema = f"{new_schema()}_dbos"
+    await check(lambda: DbosEngine(postgres, SystemClock(), schema=schema))
 
 
 class Deaf(LocalEngine):

@@ -32,7 +32,7 @@ class LocalEngine:
     ) -> None:
         self._clock = clock
         self._sweep_every = sweep_every
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._queues = queues
         self._work: Work | None = None
         self._units: Units | None = None
@@ -41,7 +41,7 @@ class LocalEngine:
 
     async def start(self, work: Work) -> None:
         self._work = work
-        self._units = Units(self._clock, work.drive, self._concurrency)
+        self._units = Units(self._clock, work.drive, self.concurrency)
         await self._sweep()
         self._schedule()
 

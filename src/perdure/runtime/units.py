@@ -35,6 +35,9 @@ class Units:
     def is_full(self) -> bool:
         return self._concurrency is not None and len(self._tasks) >= self._concurrency
 
+    def is_under_way(self, session: str) -> bool:
+        return session in self._tasks
+
     def begin(self, session: str) -> asyncio.Future[None]:
         """Drives the session here; done when nothing of it is left to do here."""
         if (alarm := self._alarms.pop(session, None)) is not None:
