@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 from perdure.core.errors import NotFound, UsageError
 from perdure.core.events import DecisionKind
 from perdure.core.views import Pending, Status
-from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store
+from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store, Worker
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.hooks import Hooks
@@ -256,6 +256,20 @@ class Runtime:
         row = await self._host.world.store.get(session.uid)
         owner = row.owner if row else None
         return owner if owner in await self._host.world.store.owners() else None
+
+    async def workers(self) -> Sequence[Worker]:
+        """The processes that drive sessions of this store now."""
+        return await self._host.world.store.workers()
+
+    @property
+    def agents(self) -> Sequence[str]:
+        """The names of the agents that are known here, those of sub-agents too."""
+        return self._host.queues
+
+    @property
+    def owner(self) -> str:
+        """The name under which this process drives."""
+        return self._host.owner
 
     def __enter__(self) -> Runtime:
         self._thread = LoopThread()

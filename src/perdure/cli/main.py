@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from perdure.cli import bench, cancel, chat, decide, demo, doctor, model, pending, replay, resume, run, sessions, stop
+from perdure.cli import worker as working
 from perdure.cli.terminal import FAILED, OK
 
 app = typer.Typer(
@@ -41,7 +42,8 @@ def options(
 
 for command in (demo.demo, run.run, chat.chat, resume.resume, pending.pending, decide.decide, stop.stop, cancel.cancel):
     app.command()(command)
-app.command()(replay.replay)
+for command in (replay.replay, working.worker, working.workers):
+    app.command()(command)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(model.app, name="model")
 for command in (doctor.doctor, bench.bench):
