@@ -1,0 +1,44 @@
+"""Workers that are killed, stopped and cut off: every session finishes, and nothing is done twice or lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.trial import Plan, Trial
+from tests.postgres import Server
+
+TRIALS = int(os.environ.get("PERDURE_TRIALS", "1"))
+SESSIONS, TURNS = (60, 20) if TRIALS > 1 else (12, 6)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """PostgreSQL's user may have to get into the folder, which it cannot below that of the test."""
+    folder = Path(tempfile.mkdtemp(prefix="perdure-"))
+    folder.chmod(0o755)
+    server = Server(folder / "data")
+    yield server
+    server.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(TRIALS))
+@pytest.mark.parametrize("engine", ["local", "dbos"])
+async def test_workers_die_and_nothing_is_lost(
+    engine: str, seed: int, tmp_path: Path, server: Server, record_property: pytest.RecordProperty
+) -> None:
+    trial = Trial(tmp_path, server, Plan(engine, SESSIONS, TURNS, seed=seed))
+    assert await trial.run() == []
+    figures = trial.figures
+    assert (figures.killed, figures.stopped, figures.restarted) == (2, 1, 1)
+    print(f"{engine}: {figures}")
+    record_property("figure: workers killed", figures.killed)
+    record_property(f"figure: sessions finished by workers ({engine})", trial.plan.sessions)
