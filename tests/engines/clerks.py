@@ -78,6 +78,7 @@ async def look(item: str) -> str:
 async def explode(item: str, ctx: ToolContext[Any, Any]) -> str:
     """Kills the process that carries it out."""
     write("start", "explode", item, ctx)
+    await asyncio.sleep(PAUSE / 2)
     os.kill(os.getpid(), signal.SIGKILL)
     return "never"
 
@@ -91,6 +92,8 @@ def answer(request: ModelRequest) -> Any:
                 turns, wanted, job = 0, int(text[5:]), job + 1
             case UserMessage(parts=(Text(text="explode"),)):
                 return [call("explode", item="bomb")]
+            case UserMessage(parts=(Text(text="charge"),)):
+                return [call("charge", item="one")] if len(request.messages) == 1 else "charged"
             case AssistantMessage():
                 turns += 1
             case _:

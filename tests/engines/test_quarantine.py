@@ -74,7 +74,7 @@ async def test_a_session_that_kills_its_workers_is_quarantined_and_harms_no_othe
         bomb = await runtime.open(clerk, id="bomb")
         await bomb.start("explode", key="boom")
         for session in innocent:
-            await session.start("work 1", key="work")
+            await session.start("charge", key="work")
         worker = work(tmp_path, store)
         deadline = time.monotonic() + 60
         try:
