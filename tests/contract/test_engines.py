@@ -26,9 +26,8 @@ async def test_local(check: Callable[..., object]) -> None:
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 async def test_dbos(check: Callable[..., object], postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.engines.dbos.LOOK_EVERY", 0.1)
-    monkeypatch.setattr("perdure.engines.dbos.POLL_EVERY", 0.05)
     schema = f"{new_schema()}_dbos"
-    await check(lambda: DbosEngine(postgres, SystemClock(), schema=schema))
+    await check(lambda: DbosEngine(postgres, SystemClock(), schema=schema, poll=0.05))
 
 
 class Deaf(LocalEngine):

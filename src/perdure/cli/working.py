@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -145,4 +145,4 @@ def _cells(worker: Worker) -> tuple[str, ...]:
 
 
 def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return cast(list[Any], value) if isinstance(value, list) else []

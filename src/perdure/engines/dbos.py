@@ -29,11 +29,13 @@ T = TypeVar("T")
 UNIT = "perdure_drive"
 PROTOCOL = "perdure-1"
 """What a unit means: changed only when units of older processes could no longer be carried out."""
-LOOK_EVERY = 1.0
-POLL_EVERY = 0.5
-KEPT_FOR = timedelta(hours=1)
-FORGET_EVERY = 60
+LOOK_EVERY = 2.0
+POLL_EVERY = 1.0
+TAKE_OVER_EVERY = 5
+"""Looks: so often units of the dead are looked for although nobody was seen to die."""
+FORGET_EVERY = 30
 """Looks: so often finished units are removed."""
+KEPT_FOR = timedelta(hours=1)
 PAGE = 1000
 
 _logger = logging.getLogger("perdure")
@@ -45,7 +47,7 @@ class Json(Serializer):
     def serialize(self, data: Any) -> str:
         return json.dumps(data, default=str)
 
-    def deserialize(cls, serialized_data: str) -> Any:  # noqa: N805 - the name that DBOS gives it
+    def deserialize(self, serialized_data: str) -> Any:
         return json.loads(serialized_data)
 
     def name(self) -> str:
@@ -53,7 +55,10 @@ class Json(Serializer):
 
 
 class DbosEngine:
-    """One for a process, because DBOS is. `concurrency`: so many sessions of a queue at once, per process."""
+    """One for a process, because DBOS is. `concurrency`: so many sessions of a queue at once, per process.
+
+    `poll`: so often each process looks at a queue, in seconds: what is submitted waits half of that on average.
+    """
 
     def __init__(
         self,
@@ -63,12 +68,14 @@ class DbosEngine:
         schema: str = "perdure_dbos",
         concurrency: int | None = None,
         queues: Sequence[str] | None = None,
+        poll: float = POLL_EVERY,
     ) -> None:
         self.concurrency = concurrency
         self._url = url
         self._clock = clock
         self._schema = schema
         self._queues = queues
+        self._poll = poll
         self._served: list[str] = []
         self._work: Work | None = None
         self._units: Units | None = None
@@ -76,6 +83,7 @@ class DbosEngine:
         self._asking: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._looks = 0
+        self._seen: set[str] = set()
 
     async def start(self, work: Work) -> None:
         self._served = [queue for queue in work.queues if self._queues is None or queue in self._queues]
@@ -147,7 +155,7 @@ class DbosEngine:
             DBOS.register_queue(
                 _queue(queue),
                 worker_concurrency=self.concurrency,
-                polling_interval_sec=POLL_EVERY,
+                polling_interval_sec=self._poll,
                 on_conflict="always_update",
             )
 
@@ -173,7 +181,9 @@ class DbosEngine:
     async def _look(self, work: Work) -> None:
         """First what dead processes left, which would stand in the way of a new unit; then what was missed."""
         living = await work.living()
-        await _in_thread(partial(_take_over, living))
+        if self._looks % TAKE_OVER_EVERY == 0 or not self._seen.issubset(living):
+            await _in_thread(partial(_take_over, living))
+        self._seen = set(living)
         for queue in self._served:
             for session in await work.sweep([queue]):
                 self.submit(session, queue)
