@@ -16,10 +16,14 @@ from tests.runtime.scenes import check_log
 
 def broken(folder: Path, logs: dict[str, list[Record]], acked: dict[str, list[str]], turns: int) -> Iterator[str]:
     """Everything that is wrong, in words; `acked` are the keys of acknowledged inputs by session."""
-    deeds = read_lines(folder / DEEDS, Deed)
+    deeds: dict[str, list[Deed]] = {}
+    for deed in read_lines(folder / DEEDS, Deed):
+        deeds.setdefault(deed.session, []).append(deed)
     for uid, records in logs.items():
         check_log(records)
-        own = [deed for deed in deeds if deed.session == fold([record.event for record in records]).id]
+        own = deeds.get(fold([record.event for record in records]).id, [])
+        if not own:
+            yield f"session {uid}: it did nothing"
         for law in (_finished(records, turns), _inputs(records, acked[uid]), _deeds(records, own)):
             for what in law:
                 yield f"session {uid}: {what}"

@@ -35,7 +35,7 @@ def server() -> Iterator[Server]:
 async def test_workers_die_and_nothing_is_lost(
     engine: str, seed: int, tmp_path: Path, server: Server, record_property: pytest.RecordProperty
 ) -> None:
-    trial = Trial(tmp_path, server, Plan(engine, SESSIONS, TURNS, seed=seed))
+    trial = Trial(tmp_path, server, Plan(engine, SESSIONS, TURNS, seed=seed, concurrency=SESSIONS // 2))
     assert await trial.run() == []
     figures = trial.figures
     assert (figures.killed, figures.stopped, figures.restarted) == (2, 1, 1)

@@ -43,7 +43,7 @@ class Plan:
     kills: int = 2
     stops: int = 1
     restarts: int = 1
-    concurrency: int = 6
+    concurrency: int = 12
     pause: float = 0.1
     seed: int = 1
 
@@ -212,11 +212,13 @@ class Trial:
         """Waits until somebody else has claimed every session of the dead one."""
         deadline = since + 2 * TAKEN_OVER_WITHIN
         while held and time.monotonic() < deadline:
-            rows = await self._ask("SELECT uid, epoch FROM perdure.sessions WHERE uid = ANY($1)", list(held))
-            for row in rows:
+            sql = "SELECT uid, epoch, owner, wake FROM perdure.sessions WHERE uid = ANY($1)"
+            for row in await self._ask(sql, list(held)):
                 if row["epoch"] > held[row["uid"]]:
                     del held[row["uid"]]
                     self.figures.take_over.append(time.monotonic() - since)
+                elif row["owner"] is None and row["wake"] is None:
+                    del held[row["uid"]]  # it had just been let go, with nothing left to do
             await asyncio.sleep(0.1)
         self.figures.take_over += [2 * TAKEN_OVER_WITHIN] * len(held)
 

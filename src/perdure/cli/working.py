@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import time
 from typing import Any, cast
@@ -43,6 +45,7 @@ async def work(station: Station, *, json: bool) -> None:
     engine = resolve_engine(
         station.engine, SystemClock(), store, concurrency=station.concurrency, queues=station.queues
     )
+    _log_plainly()
     told = _ear()
     async with patience("opening the store …"):
         runtime = await Runtime(store, agents=agents, engine=engine, grace=station.grace).__aenter__()
@@ -61,6 +64,21 @@ async def work(station: Station, *, json: bool) -> None:
         print_json({"state": "ended"})
     else:
         print("ended; what was left is for other workers.", flush=True)
+
+
+class Plain(logging.Formatter):
+    """One line for a message; --debug shows where an error comes from."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging gives it
+        return super().formatException(ei) if os.environ.get("PERDURE_DEBUG") else f"{ei[0].__name__}: {ei[1]}"
+
+
+def _log_plainly() -> None:
+    shown = logging.StreamHandler()
+    shown.setFormatter(Plain("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[shown])
+    # The pool tells every connection that it could not make again; the store says what that comes to.
+    logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
 
 
 def _check_queues(station: Station, runtime: Runtime) -> None:

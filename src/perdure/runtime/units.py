@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from perdure.core.errors import StoreError
 from perdure.ports import Clock, Timer
 
 HORIZON = 60.0
@@ -99,8 +100,10 @@ class Units:
                 await self._drive(session)
                 if session not in self._again or self._closed:
                     return
-        except Exception:
+        except StoreError as error:
             # The session stays runnable; the sweep tries again, and its neighbours go on.
+            _logger.warning("driving session %s failed: %s", session, error)
+        except Exception:
             _logger.exception("driving session %s failed", session)
         finally:
             self._again.discard(session)
