@@ -312,6 +312,10 @@ class Work(Protocol):
         """Sessions of these queues that have work and no living owner."""
         ...
 
+    def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
+        """Calls `notify` soon after anybody appended to any session; returns what ends it."""
+        ...
+
     async def living(self) -> Sequence[str]:
         """The owners that are living now."""
         ...

@@ -119,6 +119,7 @@ class Trial:
         self._chance = Random(plan.seed)
         self._crew = Crew(folder, server, plan)
         self._acked: dict[str, list[str]] = {}
+        self.left: list[str] = []
 
     async def run(self) -> list[str]:
         """What is broken, in words: nothing, one hopes."""
@@ -221,6 +222,7 @@ class Trial:
                     del held[row["uid"]]  # it had just been let go, with nothing left to do
             await asyncio.sleep(0.1)
         self.figures.take_over += [2 * TAKEN_OVER_WITHIN] * len(held)
+        self.left += list(held)
 
     async def _ask(self, sql: str, *values: object) -> list[Any]:
         for _ in range(100):
@@ -236,7 +238,8 @@ class Trial:
 
     def _slow(self) -> list[str]:
         slowest = max(self.figures.take_over, default=0.0)
-        return [f"a session was taken over after {slowest:.1f} s"] if slowest > TAKEN_OVER_WITHIN else []
+        late = f" (never: {self.left})" if self.left else ""
+        return [f"a session was taken over after {slowest:.1f} s{late}"] if slowest > TAKEN_OVER_WITHIN else []
 
 
 async def _until_acked(send: Any) -> None:

@@ -84,6 +84,7 @@ class Own:
         self.owner = work.owner
         self.drive = work.drive
         self.living = work.living
+        self.watch = work.watch
 
     @property
     def queues(self) -> Sequence[str]:

@@ -21,7 +21,7 @@ from dbos import DBOS, Serializer
 
 from perdure.core.errors import PerdureError, UsageError
 from perdure.ports import Clock, Work
-from perdure.runtime.clock import sleep
+from perdure.runtime.clock import sleep, within
 from perdure.runtime.units import Units
 
 T = TypeVar("T")
@@ -30,6 +30,9 @@ UNIT = "perdure_drive"
 PROTOCOL = "perdure-1"
 """What a unit means: changed only when units of older processes could no longer be carried out."""
 LOOK_EVERY = 2.0
+REST = 0.25
+"""Seconds between two looks, however much is written."""
+LONGEST_PAUSE = 8.0
 POLL_EVERY = 1.0
 TAKE_OVER_EVERY = 5
 """Looks: so often units of the dead are looked for although nobody was seen to die."""
@@ -37,6 +40,7 @@ FORGET_EVERY = 30
 """Looks: so often finished units are removed."""
 KEPT_FOR = timedelta(hours=1)
 PAGE = 1000
+LOCKS_HELD_FOR = 3.0
 
 _logger = logging.getLogger("perdure")
 
@@ -84,6 +88,8 @@ class DbosEngine:
         self._looking: asyncio.Task[None] | None = None
         self._looks = 0
         self._seen: set[str] = set()
+        self._found: dict[str, tuple[float, float]] = {}
+        self._news = asyncio.Event()
 
     async def start(self, work: Work) -> None:
         self._served = [queue for queue in work.queues if self._queues is None or queue in self._queues]
@@ -138,6 +144,8 @@ class DbosEngine:
                 "use_listen_notify": False,
                 "log_level": "ERROR",
                 "sys_db_pool_size": 4,
+                # A process that is stopped in the middle of a transaction must not lock the queues for the others.
+                "sys_db_idle_transaction_timeout_sec": LOCKS_HELD_FOR,
             }
         )
         if DBOS.executor_id != owner:
@@ -171,25 +179,46 @@ class DbosEngine:
                 await _in_thread(partial(_enqueue, asked))
 
     async def _keep_looking(self, work: Work) -> None:
-        while True:
-            try:
-                await self._look(work)
-            except (PerdureError, _Unavailable) as error:
-                _logger.warning("looking for sessions to drive failed: %s", error)
-            await sleep(self._clock, LOOK_EVERY)
+        """Now and then by itself, and soon after anybody wrote anything: others submit by writing alone."""
+        end = work.watch(self._news.set)
+        due = 0.0
+        try:
+            while True:
+                self._news.clear()
+                try:
+                    if self._clock.monotonic() >= due:
+                        due = self._clock.monotonic() + LOOK_EVERY
+                        await self._look_after_others(work)
+                    await self._sweep(work)
+                except (PerdureError, _Unavailable) as error:
+                    _logger.warning("looking for sessions to drive failed: %s", error)
+                await sleep(self._clock, REST)
+                with suppress(TimeoutError):
+                    await within(self._clock, max(0.0, due - self._clock.monotonic()), self._news.wait())
+        finally:
+            end()
 
-    async def _look(self, work: Work) -> None:
-        """First what dead processes left, which would stand in the way of a new unit; then what was missed."""
+    async def _look_after_others(self, work: Work) -> None:
+        """What dead processes left: it would stand in the way of a new unit."""
         living = await work.living()
         if self._looks % TAKE_OVER_EVERY == 0 or not self._seen.issubset(living):
             await _in_thread(partial(_take_over, living))
         self._seen = set(living)
-        for queue in self._served:
-            for session in await work.sweep([queue]):
-                self.submit(session, queue)
         self._looks += 1
         if self._looks % FORGET_EVERY == 0:
             await _in_thread(_forget)
+
+    async def _sweep(self, work: Work) -> None:
+        """What was found before most likely stands in its queue: it is asked for again, but less and less often."""
+        now, found = self._clock.monotonic(), dict[str, tuple[float, float]]()
+        for queue in self._served:
+            for session in await work.sweep([queue]):
+                due, pause = self._found.get(session, (now, REST))
+                if now >= due:
+                    self.submit(session, queue)
+                    due, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
+                found[session] = due, pause
+        self._found = found
 
 
 class _Unavailable(Exception):

@@ -275,6 +275,9 @@ class Host:
     def queues(self) -> Sequence[str]:
         return list(self._bindings)
 
+    def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
+        return self.world.store.watch(None, lambda _: notify())
+
     async def living(self) -> Sequence[str]:
         return await self.world.store.owners()
 

@@ -59,6 +59,9 @@ class Sheet:
     async def sweep(self, queues: Sequence[str]) -> Sequence[str]:
         return sorted(self.due) if set(queues) & set(self.queues) else ()
 
+    def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
     async def living(self) -> Sequence[str]:
         return [self.owner]
 
@@ -159,6 +162,7 @@ async def check_cancel(make_engine: MakeEngine) -> None:
         await _until(lambda: not sheet.under_way["s"], "it is broken off")
         expect(not sheet.ended["s"], "and did not end by itself")
         sheet.gates.pop("s")
+        sheet.due.add("s")
         engine.submit("s", "clerk")
         await _until(lambda: sheet.ended["s"], "and may come back")
 
