@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from perdure.engines.dbos import DbosEngine
 from perdure.ports import Engine
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.local import LocalEngine
+from perdure.testing import ManualClock
 from perdure.testing.engine_contract import CHECKS, Sheet, check_engine, check_submit
 from tests.postgres import new_schema
 
@@ -47,7 +49,6 @@ async def test_the_contract_finds_an_engine_that_drives_nothing(monkeypatch: pyt
 
 
 async def test_concurrency_holds_and_nothing_is_forgotten() -> None:
-    sheet = Sheet("clerk")
     most = 0
 
     class Counted(Sheet):
@@ -63,15 +64,24 @@ async def test_concurrency_holds_and_nothing_is_forgotten() -> None:
     for number in range(20):
         engine.submit(f"s{number}", "clerk")
     while len(sheet.ended) < 20:
-        await sheet_turn()
+        await asyncio.sleep(0)
     await engine.drain(1.0)
     assert most == 2
 
 
-async def sheet_turn() -> None:
-    import asyncio
-
-    await asyncio.sleep(0)
+async def test_what_fails_again_and_again_is_tried_less_often_unless_it_is_asked_for() -> None:
+    clock, sheet = ManualClock(), Sheet("clerk")
+    sheet.fails.add("unreadable")
+    sheet.due.add("unreadable")
+    engine = LocalEngine(clock, sweep_every=0.1)
+    await engine.start(sheet)
+    await clock.advance(60.0)
+    assert 10 <= sheet.began["unreadable"] <= 20
+    began = sheet.began["unreadable"]
+    engine.submit("unreadable", "clerk")
+    await clock.advance(0)
+    assert sheet.began["unreadable"] == began + 1
+    await engine.drain(0)
 
 
 async def test_only_its_queues_are_served() -> None:
@@ -81,6 +91,6 @@ async def test_only_its_queues_are_served() -> None:
     engine.submit("a", "clerk")
     engine.submit("b", "gpu")
     while not sheet.ended["b"]:
-        await sheet_turn()
+        await asyncio.sleep(0)
     await engine.drain(1.0)
     assert not sheet.began["a"]

@@ -93,4 +93,5 @@ class LocalEngine:
             return
         if self._work is not None:
             for session in found:
-                units.begin(session)
+                if not units.is_resting(session):
+                    units.begin(session)

@@ -1,6 +1,7 @@
 """Units: the sessions that one process drives now. One task for each; what is asked meanwhile is looked at once more.
 
-Rule 1: a unit that fails harms no other. Rule 2: no more units at once than agreed; the others wait in their order.
+Rule 1: a unit that fails harms no other, and rests for a while, longer each time, unless it is asked for. Rule 2: no
+more units at once than agreed; the others wait in their order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from perdure.ports import Clock, Timer
 HORIZON = 60.0
 """Seconds: what is due later than that is left to the sweep."""
 
+SHORTEST_REST, LONGEST_REST = 0.4, 6.4
+"""Seconds; together with a heartbeat that fails to come, still less than a dead process may take."""
+
 _logger = logging.getLogger("perdure")
 
 
@@ -30,11 +34,16 @@ class Units:
         self._again: set[str] = set()
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._alarms: dict[str, Timer] = {}
+        self._resting: dict[str, tuple[float, float]] = {}
         self._closed = False
 
     @property
     def is_full(self) -> bool:
         return self._concurrency is not None and len(self._tasks) >= self._concurrency
+
+    def is_resting(self, session: str) -> bool:
+        """Whether it has just failed: one that cannot be read here, say, because a newer version wrote it."""
+        return session in self._resting and self._clock.monotonic() < self._resting[session][0]
 
     def is_under_way(self, session: str) -> bool:
         return session in self._tasks
@@ -98,17 +107,24 @@ class Units:
             while True:
                 self._again.discard(session)
                 await self._drive(session)
+                self._resting.pop(session, None)
                 if session not in self._again or self._closed:
                     return
         except StoreError as error:
             # The session stays runnable; the sweep tries again, and its neighbours go on.
             _logger.warning("driving session %s failed: %s", session, error)
+            self._rest(session)
         except Exception:
+            self._rest(session)
             _logger.exception("driving session %s failed", session)
         finally:
             self._again.discard(session)
             del self._tasks[session]
             self._start_next()
+
+    def _rest(self, session: str) -> None:
+        _, pause = self._resting.get(session, (0.0, SHORTEST_REST))
+        self._resting[session] = self._clock.monotonic() + pause, min(2 * pause, LONGEST_REST)
 
     def _start_next(self) -> None:
         while self._waiting and not (self.is_full or self._closed):
