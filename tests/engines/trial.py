@@ -213,13 +213,13 @@ class Trial:
         """Waits until somebody else has claimed every session of the dead one."""
         deadline = since + 2 * TAKEN_OVER_WITHIN
         while held and time.monotonic() < deadline:
-            sql = "SELECT uid, epoch, owner, wake FROM perdure.sessions WHERE uid = ANY($1)"
+            sql = "SELECT uid, epoch, wake FROM perdure.sessions WHERE uid = ANY($1)"
             for row in await self._ask(sql, list(held)):
                 if row["epoch"] > held[row["uid"]]:
                     del held[row["uid"]]
                     self.figures.take_over.append(time.monotonic() - since)
-                elif row["owner"] is None and row["wake"] is None:
-                    del held[row["uid"]]  # it had just been let go, with nothing left to do
+                elif row["wake"] is None:
+                    del held[row["uid"]]  # there is nothing left to do
             await asyncio.sleep(0.1)
         self.figures.take_over += [2 * TAKEN_OVER_WITHIN] * len(held)
         self.left += list(held)

@@ -142,7 +142,8 @@ class DbosEngine:
                 "application_version": PROTOCOL,
                 "serializer": Json(),
                 "use_listen_notify": False,
-                "log_level": "ERROR",
+                # What it could not do is tried again; what that comes to is said here.
+                "log_level": "CRITICAL",
                 "sys_db_pool_size": 4,
                 # A process that is stopped in the middle of a transaction must not lock the queues for the others.
                 "sys_db_idle_transaction_timeout_sec": LOCKS_HELD_FOR,

@@ -43,7 +43,7 @@ from perdure.core.events import (
 )
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, find_call
-from perdure.ports import Claim, Timer
+from perdure.ports import Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.clock import sleep
 from perdure.runtime.desk import Desk, describe
@@ -55,6 +55,7 @@ from perdure.runtime.log import Change, SessionLog
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import paid, perform
 from perdure.runtime.perform_check import check_now
+from perdure.runtime.quarantine import Heritage
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
 
@@ -69,17 +70,17 @@ class Driver:
     """One claim on one session: from the claim to its release, or to being overtaken."""
 
     def __init__(
-        self, log: SessionLog, binding: Binding, world: World, claim: Claim, shared: SharedState | None = None
+        self, log: SessionLog, binding: Binding, world: World, heritage: Heritage, shared: SharedState | None = None
     ) -> None:
         self._log = log
         self._binding = binding
         self._world = world
-        self._epoch = claim.epoch
-        self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
+        self._epoch = heritage.epoch
+        self._desk = Desk(log, binding, world, self._note, self._request, heritage.epoch, shared)
         self._observers: Observers | None = None
         self._flights: dict[int, Flight] = {}
-        self._facts: list[Fact] = []
-        self._requests: list[Command] = []
+        self._facts: list[Fact] = [*heritage.facts]
+        self._requests: list[Command] = [*heritage.requests]
         self._planned = (0, 0)
         self._wakeup: asyncio.Future[None] | None = None
         self._stirred = False
@@ -87,11 +88,6 @@ class Driver:
         self._grounded = False
         self._lap_from = 0.0
         self._alarm: Timer | None = None
-
-    def inherit(self, facts: Sequence[Fact], requests: Sequence[Command]) -> None:
-        """What a dead driver leaves to be said, before anything else is done."""
-        self._facts += facts
-        self._requests += requests
 
     async def run(self) -> None:
         """Drives until the session settles or waits; leaves nothing of its own under way."""

@@ -308,8 +308,8 @@ class Host:
                     await log.refresh()
                 shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
                 await self._end_orphan(log)
-                driver = self._drivers[uid] = Driver(log, binding, self.world, claim, shared)
-                driver.inherit(*await succession(self.world.store, claim, log.state))
+                heritage = await succession(self.world.store, claim, log.state)
+                driver = self._drivers[uid] = Driver(log, binding, self.world, heritage, shared)
                 await driver.run()
         except StaleEpoch:
             await log.refresh()

@@ -6,6 +6,8 @@ it innocent again, for a dying process takes all its sessions with it.
 
 from __future__ import annotations
 
+import msgspec
+
 from perdure.core.commands import StopRun
 from perdure.core.events import (
     CallAdvanced,
@@ -62,13 +64,21 @@ async def deaths_of(store: Store, state: SessionState) -> int:
     return 0
 
 
-async def succession(store: Store, claim: Claim, state: SessionState) -> tuple[list[Event], list[StopRun]]:
-    """What the heir of a dead driver has to note, and what becomes of the run if this was one death too many."""
+class Heritage(msgspec.Struct, frozen=True):
+    """What a driver begins with: its epoch, and what its predecessor, if that died, leaves to be said and asked."""
+
+    epoch: int
+    facts: tuple[Event, ...] = ()
+    requests: tuple[StopRun, ...] = ()
+
+
+async def succession(store: Store, claim: Claim, state: SessionState) -> Heritage:
+    """The heir of a dead driver notes that; if it was one death too many, the run is ended."""
     if claim.heir_of is None or (state.run is None and not has_due_input(state)):
-        return [], []
+        return Heritage(claim.epoch)
     deaths = await deaths_of(store, state) + 1
     died = Noted(DIED, {"owner": claim.heir_of, "deaths": deaths})
     if deaths < MAX_DEATHS:
-        return [died], []
-    why = f"{deaths} drivers have died of it"
-    return [died, Noted(QUARANTINED, {"deaths": deaths})], [StopRun("cancel", f"quarantine: {why}")]
+        return Heritage(claim.epoch, (died,))
+    stop = StopRun("cancel", f"quarantine: {deaths} drivers have died of it")
+    return Heritage(claim.epoch, (died, Noted(QUARANTINED, {"deaths": deaths})), (stop,))

@@ -111,10 +111,10 @@ class Units:
                 if session not in self._again or self._closed:
                     return
         except StoreError as error:
-            # The session stays runnable; the sweep tries again, and its neighbours go on.
-            _logger.warning("driving session %s failed: %s", session, error)
             self._rest(session)
+            _logger.warning("driving session %s failed: %s", session, error)
         except Exception:
+            # The session stays runnable; the sweep tries again, and its neighbours go on.
             self._rest(session)
             _logger.exception("driving session %s failed", session)
         finally:
