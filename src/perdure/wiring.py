@@ -97,22 +97,44 @@ def resolve_engine(
     concurrency: int | None = None,
     queues: Sequence[str] | None = None,
 ) -> Engine | None:
-    """`local`, `dbos`, or an Engine as it is; None: submits and follows, never drives."""
+    """`local`, `dbos`, `temporal://HOST:PORT/NAMESPACE`, or an Engine; None: submits and follows, never drives."""
     if engine is None or not isinstance(engine, str):
         return engine
-    if engine == "local":
-        return LocalEngine(clock, concurrency=concurrency, queues=queues)
-    if engine == "dbos":
-        from perdure.stores.postgres import PostgresStore
+    name, _, rest = engine.partition("://")
+    make = {"local": _local, "dbos": _dbos, "temporal": _temporal}.get(name)
+    if make is None or (rest and name != "temporal"):
+        known = "'local', 'dbos', 'temporal://HOST:PORT'"
+        raise UsageError(f"{engine!r} names no engine; take {known}, or None to submit and follow only.")
+    try:
+        return make(rest, clock, store, concurrency, queues)
+    except ImportError:
+        raise UsageError(f"The engine {name!r} needs a package that is not there; install perdure[{name}].") from None
 
-        if not isinstance(store, PostgresStore):
-            raise UsageError("The engine 'dbos' needs PostgreSQL; name a store like 'postgresql://…'.")
-        try:
-            from perdure.engines.dbos import DbosEngine
-        except ImportError:
-            raise UsageError("The engine 'dbos' needs the package dbos; install perdure[dbos].") from None
-        return DbosEngine(store.url, clock, schema=f"{store.schema}_dbos", concurrency=concurrency, queues=queues)
-    raise UsageError(f"{engine!r} names no engine; take 'local', 'dbos', or None to submit and follow only.")
+
+def _local(
+    address: str, clock: Clock, store: Store, concurrency: int | None, queues: Sequence[str] | None
+) -> LocalEngine:
+    return LocalEngine(clock, concurrency=concurrency, queues=queues)
+
+
+def _dbos(address: str, clock: Clock, store: Store, concurrency: int | None, queues: Sequence[str] | None) -> Engine:
+    from perdure.stores.postgres import PostgresStore
+
+    if not isinstance(store, PostgresStore):
+        raise UsageError("The engine 'dbos' needs PostgreSQL; name a store like 'postgresql://…'.")
+    from perdure.engines.dbos import DbosEngine
+
+    return DbosEngine(store.url, clock, schema=f"{store.schema}_dbos", concurrency=concurrency, queues=queues)
+
+
+def _temporal(
+    address: str, clock: Clock, store: Store, concurrency: int | None, queues: Sequence[str] | None
+) -> Engine:
+    from perdure.engines.temporal import TemporalEngine
+
+    host, _, namespace = (address or os.environ.get("TEMPORAL_ADDRESS", "localhost:7233")).partition("/")
+    namespace = namespace or os.environ.get("TEMPORAL_NAMESPACE", "default")
+    return TemporalEngine(host, clock, namespace=namespace, concurrency=concurrency, queues=queues)
 
 
 @runtime_checkable

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from secrets import token_hex
 
 import pytest
 
 from perdure.engines.dbos import DbosEngine
+from perdure.engines.temporal import TemporalEngine
 from perdure.ports import Engine
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.local import LocalEngine
 from perdure.testing import ManualClock
 from perdure.testing.engine_contract import CHECKS, Sheet, check_engine, check_submit
+from tests.engines.temporal_server import TemporalServer
 from tests.postgres import new_schema
 
 
@@ -27,9 +30,24 @@ async def test_local(check: Callable[..., object]) -> None:
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 async def test_dbos(check: Callable[..., object], postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.engines.dbos.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("perdure.runtime.lookout.LOOK_EVERY", 0.1)
     schema = f"{new_schema()}_dbos"
     await check(lambda: DbosEngine(postgres, SystemClock(), schema=schema, poll=0.05))
+
+
+@pytest.fixture(scope="module")
+def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = TemporalServer(tmp_path_factory.mktemp("temporal"))
+    asyncio.run(server.start())
+    yield server.address
+    server.kill()
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+async def test_temporal(check: Callable[..., object], temporal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.runtime.lookout.LOOK_EVERY", 0.1)
+    prefix = token_hex(4)
+    await check(lambda: TemporalEngine(temporal, SystemClock(), prefix=prefix))
 
 
 class Deaf(LocalEngine):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.temporal_server import TemporalServer
 from tests.engines.trial import Plan, Trial
 from tests.postgres import Server
 
@@ -31,14 +32,24 @@ def server() -> Iterator[Server]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(TRIALS))
-@pytest.mark.parametrize("engine", ["local", "dbos"])
+@pytest.mark.parametrize("engine", ["local", "dbos", "temporal"])
 async def test_workers_die_and_nothing_is_lost(
     engine: str, seed: int, tmp_path: Path, server: Server, record_property: pytest.RecordProperty
 ) -> None:
-    trial = Trial(tmp_path, server, Plan(engine, SESSIONS, TURNS, seed=seed, concurrency=SESSIONS // 2))
-    assert await trial.run() == []
+    behind = None
+    if engine == "temporal":
+        behind = TemporalServer(tmp_path)
+        await behind.start()
+        engine = f"temporal://{behind.address}"
+    try:
+        trial = Trial(tmp_path, server, Plan(engine, SESSIONS, TURNS, seed=seed, concurrency=SESSIONS // 2), behind)
+        assert await trial.run() == []
+    finally:
+        if behind is not None:
+            behind.kill()
     figures = trial.figures
+    assert figures.engine_killed == (behind is not None)
     assert (figures.killed, figures.stopped, figures.restarted) == (2, 1, 1)
     print(f"{engine}: {figures}")
     record_property("figure: workers killed", figures.killed)
-    record_property(f"figure: sessions finished by workers ({engine})", trial.plan.sessions)
+    record_property(f"figure: sessions finished by workers ({engine.partition(':')[0]})", trial.plan.sessions)

@@ -24,6 +24,7 @@ from perdure.ports import Record
 from perdure.stores.postgres import PostgresStore
 from tests.engines.clerks import DEEDS, clerk
 from tests.engines.evidence import broken
+from tests.engines.temporal_server import TemporalServer
 from tests.postgres import Server
 
 PERDURE = str(Path(sys.executable).parent / "perdure")
@@ -57,6 +58,7 @@ class Figures:
     killed: int = 0
     stopped: int = 0
     restarted: int = 0
+    engine_killed: int = 0
     resumed: int = 0
 
 
@@ -111,8 +113,11 @@ class Crew:
 
 
 class Trial:
-    def __init__(self, folder: Path, server: Server, plan: Plan) -> None:
+    """`behind`: the server of the engine, if it has one."""
+
+    def __init__(self, folder: Path, server: Server, plan: Plan, behind: TemporalServer | None = None) -> None:
         self.plan = plan
+        self._behind = behind
         self.figures = Figures()
         self._folder = folder
         self._server = server
@@ -159,6 +164,7 @@ class Trial:
         """Deaths spread over the work, in an order that chance gives."""
         plan = self.plan
         blows = ["kill"] * plan.kills + ["stop"] * plan.stops + ["restart"] * plan.restarts
+        blows += ["engine"] * (1 if self._behind else 0)
         self._chance.shuffle(blows)
         expected = plan.sessions * plan.turns * 3
         stopped: list[asyncio.Future[None]] = []
@@ -169,6 +175,9 @@ class Trial:
                     await self._kill()
                 case "stop":
                     stopped.append(asyncio.ensure_future(self._stop()))
+                case "engine" if self._behind:
+                    await self._behind.restart()
+                    self.figures.engine_killed += 1
                 case _:
                     await asyncio.to_thread(self._server.restart)
                     self.figures.restarted += 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -19,9 +18,9 @@ from typing import Any, TypeVar
 
 from dbos import DBOS, Serializer
 
-from perdure.core.errors import PerdureError, UsageError
+from perdure.core.errors import UsageError
 from perdure.ports import Clock, Work
-from perdure.runtime.clock import sleep, within
+from perdure.runtime.lookout import Lookout, Unavailable
 from perdure.runtime.units import Units
 
 T = TypeVar("T")
@@ -29,10 +28,6 @@ T = TypeVar("T")
 UNIT = "perdure_drive"
 PROTOCOL = "perdure-1"
 """What a unit means: changed only when units of older processes could no longer be carried out."""
-LOOK_EVERY = 2.0
-REST = 0.25
-"""Seconds between two looks, however much is written."""
-LONGEST_PAUSE = 8.0
 POLL_EVERY = 1.0
 TAKE_OVER_EVERY = 5
 """Looks: so often units of the dead are looked for although nobody was seen to die."""
@@ -41,8 +36,6 @@ FORGET_EVERY = 30
 KEPT_FOR = timedelta(hours=1)
 PAGE = 1000
 LOCKS_HELD_FOR = 3.0
-
-_logger = logging.getLogger("perdure")
 
 
 class Json(Serializer):
@@ -88,15 +81,14 @@ class DbosEngine:
         self._looking: asyncio.Task[None] | None = None
         self._looks = 0
         self._seen: set[str] = set()
-        self._found: dict[str, tuple[float, float]] = {}
-        self._news = asyncio.Event()
 
     async def start(self, work: Work) -> None:
         self._served = [queue for queue in work.queues if self._queues is None or queue in self._queues]
         self._units = Units(self._clock, work.drive)
         await asyncio.to_thread(self._launch, work.owner, asyncio.get_running_loop())
         self._work = work
-        self._looking = asyncio.ensure_future(self._keep_looking(work))
+        lookout = Lookout(self._clock, work, self.submit, partial(self._look_after_others, work))
+        self._looking = asyncio.ensure_future(lookout.keep(self._served))
 
     def submit(self, session: str, queue: str) -> None:
         """Queues it, here or for others; what is driven here already hears of it at once."""
@@ -176,28 +168,8 @@ class DbosEngine:
         """Puts what was submitted on its queue; one that waits there already stands for all that ask for it."""
         while self._asked:
             asked, self._asked = self._asked, {}
-            with suppress(_Unavailable):
+            with suppress(Unavailable):
                 await _in_thread(partial(_enqueue, asked))
-
-    async def _keep_looking(self, work: Work) -> None:
-        """Now and then by itself, and soon after anybody wrote anything: others submit by writing alone."""
-        end = work.watch(self._news.set)
-        due = 0.0
-        try:
-            while True:
-                self._news.clear()
-                try:
-                    if self._clock.monotonic() >= due:
-                        due = self._clock.monotonic() + LOOK_EVERY
-                        await self._look_after_others(work)
-                    await self._sweep(work)
-                except (PerdureError, _Unavailable) as error:
-                    _logger.warning("looking for sessions to drive failed: %s", error)
-                await sleep(self._clock, REST)
-                with suppress(TimeoutError):
-                    await within(self._clock, max(0.0, due - self._clock.monotonic()), self._news.wait())
-        finally:
-            end()
 
     async def _look_after_others(self, work: Work) -> None:
         """What dead processes left: it would stand in the way of a new unit."""
@@ -209,29 +181,13 @@ class DbosEngine:
         if self._looks % FORGET_EVERY == 0:
             await _in_thread(_forget)
 
-    async def _sweep(self, work: Work) -> None:
-        """What was found before most likely stands in its queue: it is asked for again, but less and less often."""
-        now, found = self._clock.monotonic(), dict[str, tuple[float, float]]()
-        for queue in self._served:
-            for session in await work.sweep([queue]):
-                due, pause = self._found.get(session, (now, REST))
-                if now >= due:
-                    self.submit(session, queue)
-                    due, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
-                found[session] = due, pause
-        self._found = found
-
-
-class _Unavailable(Exception):
-    """DBOS could not do it now: its database is out of order, most likely."""
-
 
 async def _in_thread(work: Callable[[], T]) -> T:
     """DBOS's asynchronous functions would give the loop's threads to DBOS, which takes them along when it ends."""
     try:
         return await asyncio.to_thread(work)
     except Exception as error:
-        raise _Unavailable(f"{type(error).__name__}: {error}") from error
+        raise Unavailable(f"{type(error).__name__}: {error}") from error
 
 
 def _queue(agent: str) -> str:
