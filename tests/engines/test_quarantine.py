@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import time
@@ -19,6 +20,7 @@ from perdure.stores.memory import MemoryStore
 from perdure.testing.store_samples import IDLE, entry, first
 from tests.engines.clerks import clerk
 from tests.engines.trial import CLERK, PERDURE, events
+from tests.postgres import Server
 
 DIED = Noted("driver_died", {"owner": "w", "deaths": 2})
 
@@ -57,17 +59,16 @@ async def test_a_claim_names_the_dead_owner() -> None:
     assert await store.claim("s", "b") == Claim(3, 1)
 
 
-def work(folder: Path, store: str) -> subprocess.Popen[str]:
+def work(folder: Path, store: str, engine: str = "local") -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
     env = {**os.environ, "PERDURE_TRIAL": str(folder), "PERDURE_TRIAL_PAUSE": "1.0", "PYTHONPATH": path}
-    command = [PERDURE, "worker", "--store", store, "-a", CLERK, "--grace", "0"]
+    command = [PERDURE, "worker", "--store", store, "-a", CLERK, "--grace", "0", "--engine", engine]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, text=True)
 
 
-@pytest.mark.slow
-async def test_a_session_that_kills_its_workers_is_quarantined_and_harms_no_other(tmp_path: Path) -> None:
-    store = f"sqlite:{tmp_path / 'q.db'}"
+async def quarantined(folder: Path, store: str, engine: str, patience: float) -> None:
+    """One worker at a time, and another when it died, until everything has ended."""
     deaths = 0
     async with Runtime(store, agents=[clerk], engine=None) as runtime:
         innocent = [await runtime.open(clerk, id=f"innocent-{number}") for number in range(3)]
@@ -75,8 +76,8 @@ async def test_a_session_that_kills_its_workers_is_quarantined_and_harms_no_othe
         await bomb.start("explode", key="boom")
         for session in innocent:
             await session.start("charge", key="work")
-        worker = work(tmp_path, store)
-        deadline = time.monotonic() + 60
+        worker = work(folder, store, engine)
+        deadline = time.monotonic() + patience
         try:
             while True:
                 ended = events(await bomb.records(), RunEnded)
@@ -87,8 +88,8 @@ async def test_a_session_that_kills_its_workers_is_quarantined_and_harms_no_othe
                 if worker.poll() is not None:
                     assert worker.returncode == -9
                     deaths += 1
-                    worker = work(tmp_path, store)
-                time.sleep(0.05)
+                    worker = work(folder, store, engine)
+                await asyncio.sleep(0.05)
         finally:
             worker.kill()
             worker.wait()
@@ -101,3 +102,16 @@ async def test_a_session_that_kills_its_workers_is_quarantined_and_harms_no_othe
         for session in innocent:
             assert [end.reason for end in events(await session.records(), RunEnded)] == ["completed"]
             assert not [event for event in events(await session.records(), Noted) if event.kind == "quarantined"]
+
+
+@pytest.mark.slow
+async def test_a_session_that_kills_its_workers_is_quarantined_and_harms_no_other(tmp_path: Path) -> None:
+    await quarantined(tmp_path, f"sqlite:{tmp_path / 'q.db'}", "local", 60)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("engine", ["local", "dbos"])
+async def test_the_same_on_postgresql(engine: str, tmp_path: Path, server: Server) -> None:
+    """Every death takes as long as a heartbeat may fail to come."""
+    await quarantined(tmp_path, server.url, engine, 200)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +13,6 @@ from tests.postgres import Server
 
 TRIALS = int(os.environ.get("PERDURE_TRIALS", "1"))
 SESSIONS, TURNS = (60, 20) if TRIALS > 1 else (12, 6)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """PostgreSQL's user may have to get into the folder, which it cannot below that of the test."""
-    folder = Path(tempfile.mkdtemp(prefix="perdure-"))
-    folder.chmod(0o755)
-    server = Server(folder / "data")
-    yield server
-    server.stop()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow

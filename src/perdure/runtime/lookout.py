@@ -18,7 +18,7 @@ from perdure.runtime.clock import sleep, within
 LOOK_EVERY = 2.0
 REST = 0.25
 """Seconds between two looks, however much is written."""
-LONGEST_PAUSE = 8.0
+LONGEST_PAUSE = 4.0
 
 _logger = logging.getLogger("perdure")
 
