@@ -387,14 +387,15 @@ async def _end_tasks() -> None:
 
 def _about(engine: Engine | None) -> dict[str, Any]:
     """What `perdure workers` shows of this process."""
-    concurrency = getattr(engine, "concurrency", None)
+    queues: Sequence[str] | None = getattr(engine, "queues", None)
     return {
         "version": version("perdure"),
         "engine": type(engine).__name__.removesuffix("Engine").lower(),
         "host": platform.node(),
         "pid": os.getpid(),
         "since": time.time(),
-        "concurrency": concurrency,
+        "concurrency": getattr(engine, "concurrency", None),
+        "queues": None if queues is None else list(queues),
     }
 
 

@@ -99,7 +99,8 @@ async def test_it_drives_what_others_send_and_drains(perdure: Command, tmp_path:
 
 async def test_queues_leave_other_agents_to_other_workers(perdure: Command, tmp_path: Path) -> None:
     both = ("-a", "agents.py:clerk", "-a", "agents.py:teller")
-    worker, _ = started(perdure, *both, "--queues", "teller")
+    worker, said = started(perdure, *both, "--queues", "teller")
+    assert (said["agents"], said["queues"]) == (["clerk", "teller"], ["teller"])
     async with Runtime(f"sqlite:{tmp_path / 'w.db'}", engine=None) as runtime:
         left = await runtime.open(CLERK, id="s")
         run = await left.start("go")

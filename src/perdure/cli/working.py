@@ -23,7 +23,7 @@ from perdure.runtime.clock import SystemClock
 from perdure.wiring import Runtime, resolve_engine, resolve_store
 
 REPORT_EVERY = 10.0
-COLUMNS = ("worker", "where", "engine", "version", "sessions", "load", "up", "agents")
+COLUMNS = ("worker", "where", "engine", "version", "sessions", "load", "up", "drives")
 
 
 class Station(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ async def _say(runtime: Runtime, state: str, place: str, *, json: bool) -> None:
     if json:
         print_json({"state": state, "worker": runtime.owner, "sessions": sessions, **(me.about if me else {})})
     elif state == "ready" and me:
-        drives = ", ".join(visible(str(name)) for name in _list(me.about.get("agents")))
+        drives = _queues(me.about)
         print(f"worker {runtime.owner} drives {drives} of {place} (engine {me.about.get('engine')}).", flush=True)
     else:
         print(f"{state}: {count(sessions, 'session')} in hand.", flush=True)
@@ -158,9 +158,11 @@ def _cells(worker: Worker) -> tuple[str, ...]:
         str(worker.sessions),
         f"{worker.sessions / most:.0%}" if isinstance(most, int) and most else "-",
         "?" if up is None else f"{up // 3600}:{up // 60 % 60:02}:{up % 60:02}",
-        visible(", ".join(str(name) for name in _list(about.get("agents")))),
+        _queues(about),
     )
 
 
-def _list(value: Any) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else []
+def _queues(about: dict[str, Any]) -> str:
+    """The agents whose sessions it drives."""
+    named: Any = about.get("queues") or about.get("agents")
+    return visible(", ".join(map(str, cast(list[Any], named)))) if isinstance(named, list) else "?"

@@ -71,7 +71,7 @@ class DbosEngine:
         self._url = url
         self._clock = clock
         self._schema = schema
-        self._queues = queues
+        self.queues = queues
         self._poll = poll
         self._served: list[str] = []
         self._work: Work | None = None
@@ -83,7 +83,7 @@ class DbosEngine:
         self._seen: set[str] = set()
 
     async def start(self, work: Work) -> None:
-        self._served = [queue for queue in work.queues if self._queues is None or queue in self._queues]
+        self._served = [queue for queue in work.queues if self.queues is None or queue in self.queues]
         self._units = Units(self._clock, work.drive)
         await asyncio.to_thread(self._launch, work.owner, asyncio.get_running_loop())
         self._work = work

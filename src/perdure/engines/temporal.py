@@ -67,7 +67,7 @@ class TemporalEngine:
         self._clock = clock
         self._namespace = namespace
         self._prefix = prefix
-        self._queues = queues
+        self.queues = queues
         self._client: Client | None = None
         self._units: Units | None = None
         self._workers: list[Worker] = []
@@ -76,7 +76,7 @@ class TemporalEngine:
         self._asking: asyncio.Task[None] | None = None
 
     async def start(self, work: Work) -> None:
-        served = [queue for queue in work.queues if self._queues is None or queue in self._queues]
+        served = [queue for queue in work.queues if self.queues is None or queue in self.queues]
         try:
             self._client = await Client.connect(self._address, namespace=self._namespace, identity=work.owner)
         except (RuntimeError, RPCError) as error:

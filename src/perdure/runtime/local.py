@@ -33,7 +33,7 @@ class LocalEngine:
         self._clock = clock
         self._sweep_every = sweep_every
         self.concurrency = concurrency
-        self._queues = queues
+        self.queues = queues
         self._work: Work | None = None
         self._units: Units | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class LocalEngine:
             await self._units.drain(grace)
 
     def _serves(self, queue: str) -> bool:
-        return self._queues is None or queue in self._queues
+        return self.queues is None or queue in self.queues
 
     def _schedule(self) -> None:
         self._timer = self._clock.call_later(self._sweep_every, self._start_sweep)
