@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from dbos import DBOS, Serializer
 
-from perdure.core.errors import UsageError
+from perdure.core.errors import StoreError, UsageError
 from perdure.ports import Clock, Work
 from perdure.runtime.lookout import Lookout, Unavailable
 from perdure.runtime.units import Units
@@ -85,7 +85,16 @@ class DbosEngine:
     async def start(self, work: Work) -> None:
         self._served = [queue for queue in work.queues if self.queues is None or queue in self.queues]
         self._units = Units(self._clock, work.drive)
-        await asyncio.to_thread(self._launch, work.owner, asyncio.get_running_loop())
+        try:
+            await asyncio.to_thread(self._launch, work.owner, asyncio.get_running_loop())
+        except UsageError:
+            raise
+        except Exception as error:
+            await asyncio.to_thread(DBOS.destroy)
+            said = " ".join(str(error).split())
+            raise StoreError(
+                f"DBOS cannot start ({said}); it needs a PostgreSQL in which it may make tables."
+            ) from error
         self._work = work
         lookout = Lookout(self._clock, work, self.submit, partial(self._look_after_others, work))
         self._looking = asyncio.ensure_future(lookout.keep(self._served))
