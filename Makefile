@@ -36,8 +36,9 @@ static: $(STAMP) ## Format, lint, layers and types only
 sweep: $(STAMP) ## The long crash sweeps
 	$(PYTEST) -m sweep
 
-soak: $(STAMP) ## Ten minutes of noise for the parsers
+soak: $(STAMP) ## Ten minutes of noise for the parsers, and hours of workers that die
 	PERDURE_SOAK_SECONDS=1200 $(PYTEST) tests/models/test_fuzz.py
+	PERDURE_TRIALS=30 $(BIN)/pytest tests/engines/test_trials.py
 
 bench: $(STAMP) ## The benchmarks
 	$(BIN)/python -m benchmarks

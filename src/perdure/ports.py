@@ -113,10 +113,19 @@ class SessionPage(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The right to drive: every append under it carries the epoch."""
+    """The right to drive: every append under it carries the epoch. `heir_of`: the owner that died holding it."""
 
     epoch: int
     head: int
+    heir_of: str | None = None
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """A living owner: how many sessions it holds, and what it said of itself when it joined."""
+
+    owner: str
+    sessions: int
+    about: dict[str, JSON] = {}
 
 
 class Store(Protocol):
@@ -156,7 +165,7 @@ class Store(Protocol):
         """Forgets a session and what belongs to it alone; forks of it keep their past. Refused while it is driven."""
         ...
 
-    async def join(self, owner: str) -> None:
+    async def join(self, owner: str, about: dict[str, JSON] | None = None) -> None:
         """Registers this process as an owner; it counts as living until it leaves or dies."""
         ...
 
@@ -166,6 +175,10 @@ class Store(Protocol):
 
     async def owners(self) -> Sequence[str]:
         """The owners that are living now."""
+        ...
+
+    async def workers(self) -> Sequence[Worker]:
+        """The same with what they hold and who they are, by name."""
         ...
 
     async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
@@ -335,15 +348,56 @@ class Clock(Protocol):
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer: ...
 
 
+class Work(Protocol):
+    """What an engine is given to work with: the sessions of one process, and who else there is."""
+
+    @property
+    def owner(self) -> str:
+        """The name under which this process owns sessions."""
+        ...
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The agents that are known here; a queue is the sessions of one of them."""
+        ...
+
+    async def drive(self, session: str) -> None:
+        """Drives it until it settles, waits, or somebody else has it; may be asked twice, or for nothing."""
+        ...
+
+    async def sweep(self, queues: Sequence[str] | None) -> Sequence[str]:
+        """Sessions of these queues, or of all that can be driven here, that have work and no living owner."""
+        ...
+
+    def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
+        """Calls `notify` soon after anybody appended to any session; returns what ends it."""
+        ...
+
+    async def living(self) -> Sequence[str]:
+        """The owners that are living now."""
+        ...
+
+
 class Engine(Protocol):
-    """Sees to it that some process drives every session that has work, at least once, until it settles."""
+    """Decides which process drives which session, and when.
 
-    async def start(
-        self, drive: Callable[[str], Awaitable[None]], sweep: Callable[[], Awaitable[Sequence[str]]]
-    ) -> None: ...
+    Promises: a session that has work is driven by somebody, at least once, until it settles, whoever dies meanwhile.
+    The log promises the rest: nothing is done twice because a session was driven twice. What an engine passes on are
+    ids, never history.
+    """
 
-    def submit(self, session: str) -> None:
-        """The fast path; the sweep finds what it misses."""
+    async def start(self, work: Work) -> None: ...
+
+    def submit(self, session: str, queue: str) -> None:
+        """The fast path to a session that has work; the sweep finds what it misses."""
+        ...
+
+    def wake(self, session: str, queue: str, at: float) -> None:
+        """The fast path to a session that will have work at this time, if nothing comes before."""
+        ...
+
+    def cancel(self, session: str) -> None:
+        """Forgets a session that is gone: what is under way here is broken off, what waits for it is dropped."""
         ...
 
     async def drain(self, grace: float) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import platform
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from perdure.core.errors import NotFound, UsageError
 from perdure.core.events import DecisionKind
 from perdure.core.state import DeadLetter
 from perdure.core.views import Pending, Status
-from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store
+from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store, Worker
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.agent_files import AgentFiles
 from perdure.runtime.clock import SystemClock
@@ -90,12 +93,52 @@ class Models:
             await self._client.close()
 
 
-def resolve_engine(engine: str | Engine | None, clock: Clock) -> Engine | None:
+def resolve_engine(
+    engine: str | Engine | None,
+    clock: Clock,
+    store: Store,
+    *,
+    concurrency: int | None = None,
+    queues: Sequence[str] | None = None,
+) -> Engine | None:
+    """`local`, `dbos`, `temporal://HOST:PORT/NAMESPACE`, or an Engine; None: submits and follows, never drives."""
     if engine is None or not isinstance(engine, str):
         return engine
-    if engine == "local":
-        return LocalEngine(clock)
-    raise UsageError(f"{engine!r} names no engine; take 'local', or None to submit and follow only.")
+    name, _, rest = engine.partition("://")
+    make = {"local": _local, "dbos": _dbos, "temporal": _temporal}.get(name)
+    if make is None or (rest and name != "temporal"):
+        known = "'local', 'dbos', 'temporal://HOST:PORT'"
+        raise UsageError(f"{engine!r} names no engine; take {known}, or None to submit and follow only.")
+    try:
+        return make(rest, clock, store, concurrency, queues)
+    except ImportError:
+        raise UsageError(f"The engine {name!r} needs a package that is not there; install perdure[{name}].") from None
+
+
+def _local(
+    address: str, clock: Clock, store: Store, concurrency: int | None, queues: Sequence[str] | None
+) -> LocalEngine:
+    return LocalEngine(clock, concurrency=concurrency, queues=queues)
+
+
+def _dbos(address: str, clock: Clock, store: Store, concurrency: int | None, queues: Sequence[str] | None) -> Engine:
+    from perdure.stores.postgres import PostgresStore
+
+    if not isinstance(store, PostgresStore):
+        raise UsageError("The engine 'dbos' needs PostgreSQL; name a store like 'postgresql://…'.")
+    from perdure.engines.dbos import DbosEngine
+
+    return DbosEngine(store.url, clock, schema=f"{store.schema}_dbos", concurrency=concurrency, queues=queues)
+
+
+def _temporal(
+    address: str, clock: Clock, store: Store, concurrency: int | None, queues: Sequence[str] | None
+) -> Engine:
+    from perdure.engines.temporal import TemporalEngine
+
+    host, _, namespace = (address or os.environ.get("TEMPORAL_ADDRESS", "localhost:7233")).partition("/")
+    namespace = namespace or os.environ.get("TEMPORAL_NAMESPACE", "default")
+    return TemporalEngine(host, clock, namespace=namespace, concurrency=concurrency, queues=queues)
 
 
 @runtime_checkable
@@ -158,7 +201,8 @@ class Runtime:
                 self._middleware,
                 self._hooks,
             )
-            host = Host(world, resolve_engine(self._engine, self._clock), self._resolve)
+            engine = resolve_engine(self._engine, self._clock, store)
+            host = Host(world, engine, self._resolve, _about(engine))
             stack.push_async_callback(world.close)
             files = AgentFiles("agents=[…]")
             for agent in self._agents:
@@ -276,6 +320,20 @@ class Runtime:
         owner = row.owner if row else None
         return owner if owner in await self._host.world.store.owners() else None
 
+    async def workers(self) -> Sequence[Worker]:
+        """The processes that drive sessions of this store now."""
+        return await self._host.world.store.workers()
+
+    @property
+    def agents(self) -> Sequence[str]:
+        """The names of the agents that are known here, those of sub-agents too."""
+        return self._host.duty.queues
+
+    @property
+    def owner(self) -> str:
+        """The name under which this process drives."""
+        return self._host.duty.owner
+
     def __enter__(self) -> Runtime:
         self._thread = LoopThread()
         try:
@@ -370,6 +428,20 @@ async def _end_tasks() -> None:
     await loop.shutdown_asyncgens()
     with suppress(TimeoutError):
         await asyncio.wait_for(loop.shutdown_default_executor(), END_PATIENCE)
+
+
+def _about(engine: Engine | None) -> dict[str, Any]:
+    """What `perdure workers` shows of this process."""
+    queues: Sequence[str] | None = getattr(engine, "queues", None)
+    return {
+        "version": version("perdure"),
+        "engine": type(engine).__name__.removesuffix("Engine").lower(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "since": time.time(),
+        "concurrency": getattr(engine, "concurrency", None),
+        "queues": None if queues is None else list(queues),
+    }
 
 
 async def _enter_deps(deps: Any, stack: AsyncExitStack) -> Any:

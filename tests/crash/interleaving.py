@@ -64,7 +64,7 @@ class Door:
 
         return passing
 
-    async def join(self, owner: str) -> None:
+    async def join(self, owner: str, about: object = None) -> None:
         self._owners.add(owner)
         await self._passing(self._store.join)(owner)
 

@@ -68,7 +68,7 @@ async def test_a_request_that_says_nothing_new_holds_nobody_up(memory: Store) ->
     async def change_twice(action: Any, perform: Any) -> Any:
         if isinstance(action, EndRun):
             log = session._log
-            driver = runtime._host._drivers[log.uid]
+            driver = runtime._host.duty.drivers[log.uid]
             driver._request(ChangeState({"session/a": 1}, origin="once"))
             await seen(session, StateChanged)
             driver._request(ChangeState({"session/a": 2}, origin="once"))

@@ -524,7 +524,7 @@ async def test_a_hook_that_fails_has_its_defined_outcome(memory: Store, phase: s
     async with Runtime(memory, agents=[agent], clock=clock) as runtime:
         session = await runtime.open(agent, id="x")
         run = await session.start("go")
-        await turned(clock, lambda: session.state.ended and not runtime._host._drivers, step=2)
+        await turned(clock, lambda: session.state.ended and not runtime._host.duty.drivers, step=2)
         result = await run
         failures = await events(session, Noted, kind="hook_failed")
         assert failures
@@ -560,7 +560,7 @@ async def test_a_hook_that_does_not_even_end_when_told_is_left_behind(memory: St
     async with Runtime(memory, agents=[agent], clock=clock) as runtime:
         session = await runtime.open(agent, id="x")
         run = await session.start("go")
-        await turned(clock, lambda: session.state.ended and not runtime._host._drivers, step=2)
+        await turned(clock, lambda: session.state.ended and not runtime._host.duty.drivers, step=2)
         over.set()
         assert (await run).reason in ("completed", "refusal", "failed")
 
@@ -633,7 +633,7 @@ async def test_nobody_who_wants_an_end_waits_for_a_hook(memory: Store, phase: st
         wanted = "stopped" if how == "stop" else "cancelled"
         assert result.reason == wanted or (phase, how, result.reason) == ("before_tool", "stop", "cancelled")
         assert ("go" in await said(session)) == (phase != "input")
-        await until(lambda: not runtime._host._drivers)
+        await until(lambda: not runtime._host.duty.drivers)
 
 
 async def test_a_run_that_is_ended_while_its_end_is_asked_about_ends_once() -> None:
@@ -660,7 +660,7 @@ async def test_a_run_that_is_ended_while_its_end_is_asked_about_ends_once() -> N
         await soon(entered.wait())
         await session.cancel()
         assert (await soon(run)).reason == "cancelled"
-        await until(lambda: not runtime._host._drivers)
+        await until(lambda: not runtime._host.duty.drivers)
         assert len(await events(session, RunEnded)) == 1
     await check_store(store)
 
@@ -710,7 +710,7 @@ async def test_observers_hold_up_no_commit_and_are_through_before_the_session_is
         assert through == []
         assert await runtime.driver_of(session) is not None
         go_on.set()
-        await until(lambda: not runtime._host._drivers)
+        await until(lambda: not runtime._host.duty.drivers)
     assert through == ["run_end"]
 
 
@@ -895,7 +895,7 @@ async def test_a_hook_that_will_not_end_has_the_outcome_of_one_that_fails(memory
     async with Runtime(memory, agents=[agent], clock=clock) as runtime:
         session = await runtime.open(agent, id="x")
         run = await session.start("go")
-        await turned(clock, lambda: session.state.ended and not runtime._host._drivers, step=2)
+        await turned(clock, lambda: session.state.ended and not runtime._host.duty.drivers, step=2)
         result, outcomes = await run, {outcome for _, outcome, _ in await told(session)}
         failures = await events(session, Noted, kind="hook_failed")
         deleting = asyncio.ensure_future(session.delete())

@@ -115,7 +115,7 @@ async def test_those_who_wait_for_the_shared_state_share_one_look(memory: Store)
     agent = sharer([call("add")], "Done.")
     async with Runtime(memory, agents=[agent]) as runtime:
         await soon((await runtime.open(agent)).run("go"))
-        shared = await runtime._host._shared_by("")
+        shared = await runtime._host.shared_by("")
         look = shared.log.refresh
 
         async def counted() -> None:
@@ -197,7 +197,7 @@ async def test_what_was_changed_already_is_no_conflict_when_it_is_repeated(memor
     agent = sharer([call("add")], "Done.")
     async with Runtime(memory, agents=[agent]) as runtime:
         await soon((await runtime.open(agent)).run("go"))
-        shared = await runtime._host._shared_by("")
+        shared = await runtime._host.shared_by("")
 
         def wish(value: str) -> Wishes:
             wishes = Wishes(Shelf(shared=shared.state))
@@ -225,7 +225,7 @@ async def test_a_hook_may_use_shared_keys(memory: Store) -> None:
     async with Runtime(memory, agents=[agent]) as runtime:
         for id in ("a", "b"):
             await soon((await runtime.open(agent, id=id)).run("go"))
-        await until(lambda: not runtime._host._drivers)
+        await until(lambda: not runtime._host.duty.drivers)
         assert TOTAL.read((await shared_log(runtime)).state) == 4
     assert len(found) == 4
 

@@ -18,7 +18,7 @@ from perdure.cli.terminal import patience, store_url
 from perdure.cli.words import shell
 from perdure.core.errors import NotFound, Refused, UsageError
 from perdure.core.state import SessionState, agent_of
-from perdure.ports import Clock
+from perdure.ports import Clock, Work
 from perdure.runtime.agent import Agent
 from perdure.runtime.agent_files import AgentFiles
 from perdure.runtime.clock import SystemClock
@@ -65,32 +65,58 @@ class SoloEngine:
         self._mine: set[str] = set()
         self._roots: dict[str, str] = {}
 
-    async def start(
-        self, drive: Callable[[str], Awaitable[None]], sweep: Callable[[], Awaitable[Sequence[str]]]
-    ) -> None:
-        async def drive_mine(session: str) -> None:
-            if await self._is_mine(session):
-                await drive(session)
+    async def start(self, work: Work) -> None:
+        await self._engine.start(Own(work, self))
 
-        async def sweep_mine() -> Sequence[str]:
-            return [session for session in await sweep() if await self._is_mine(session)] if self._mine else ()
+    @property
+    def has_any(self) -> bool:
+        return bool(self._mine)
 
-        await self._engine.start(drive_mine, sweep_mine)
-
-    def take(self, session: str) -> None:
+    def take(self, session: str, queue: str) -> None:
         self._mine.add(session)
-        self.submit(session)
+        self.submit(session, queue)
 
-    def submit(self, session: str) -> None:
-        self._engine.submit(session)
+    def submit(self, session: str, queue: str) -> None:
+        self._engine.submit(session, queue)
 
-    async def _is_mine(self, session: str) -> bool:
+    def wake(self, session: str, queue: str, at: float) -> None:
+        self._engine.wake(session, queue, at)
+
+    def cancel(self, session: str) -> None:
+        self._engine.cancel(session)
+
+    async def are_mine(self, sessions: Sequence[str]) -> list[str]:
+        return [session for session in sessions if await self.is_mine(session)]
+
+    async def is_mine(self, session: str) -> bool:
         if session not in self._mine and session not in self._roots and self.root_of is not None:
             self._roots[session] = await self.root_of(session)
         return session in self._mine or self._roots.get(session) in self._mine
 
     async def drain(self, grace: float) -> None:
         await self._engine.drain(grace)
+
+
+class Own:
+    """The work of a process, as far as an engine has taken it."""
+
+    def __init__(self, work: Work, engine: SoloEngine) -> None:
+        self._work = work
+        self._engine = engine
+        self.owner = work.owner
+        self.living = work.living
+        self.watch = work.watch
+
+    @property
+    def queues(self) -> Sequence[str]:
+        return self._work.queues
+
+    async def drive(self, session: str) -> None:
+        if await self._engine.is_mine(session):
+            await self._work.drive(session)
+
+    async def sweep(self, queues: Sequence[str] | None) -> Sequence[str]:
+        return await self._engine.are_mine(await self._work.sweep(queues)) if self._engine.has_any else ()
 
 
 class Driving:
@@ -125,7 +151,7 @@ class Driving:
 
     def take(self, session: Session[Any]) -> None:
         """Has a session driven here, and what is below it."""
-        self._engine.take(session.uid)
+        self._engine.take(session.uid, agent_of(session.state))
 
     async def refuse_child(self, session: Session[Any]) -> None:
         """A sub-agent keeps to what its ancestors allow, so that it is driven with them or not at all."""

@@ -28,6 +28,7 @@ from perdure.cli import (
     stop,
     store,
     triggers,
+    worker,
 )
 from perdure.cli.terminal import FAILED, OK
 
@@ -59,7 +60,8 @@ def options(
 
 for command in (demo.demo, run.run, chat.chat, resume.resume, pending.pending, decide.decide, stop.stop, cancel.cancel):
     app.command()(command)
-app.command()(replay.replay)
+for command in (replay.replay, worker.worker, worker.workers):
+    app.command()(command)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(inputs.app, name="inputs")
 app.add_typer(triggers.app, name="triggers")

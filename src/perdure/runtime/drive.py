@@ -46,7 +46,7 @@ from perdure.core.events import (
 from perdure.core.inputs import starting
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, agent_of, find_call
-from perdure.ports import Claim, OpenTransaction, Timer
+from perdure.ports import OpenTransaction, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.alarms import NEVER, add_due, left_of, wait_for
 from perdure.runtime.desk import Desk, describe
@@ -59,6 +59,7 @@ from perdure.runtime.making import tools_to_make
 from perdure.runtime.observers import Observers
 from perdure.runtime.perform import paid, perform
 from perdure.runtime.perform_check import check_now, may_check_early
+from perdure.runtime.quarantine import Heritage
 from perdure.runtime.sealed import Sealed
 from perdure.runtime.shared_state import SharedState
 from perdure.runtime.world import World
@@ -74,18 +75,18 @@ class Driver:
     """One claim on one session: from the claim to its release, or to being overtaken."""
 
     def __init__(
-        self, log: SessionLog, binding: Binding, world: World, claim: Claim, shared: SharedState | None = None
+        self, log: SessionLog, binding: Binding, world: World, heritage: Heritage, shared: SharedState | None = None
     ) -> None:
         self._log = log
         self._world = world
-        self._epoch = claim.epoch
-        self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
+        self._epoch = heritage.epoch
+        self._desk = Desk(log, binding, world, self._note, self._request, heritage.epoch, shared)
         self._observers: Observers | None = None
         self._flights: dict[int, Flight] = {}
         self._sealed = Sealed()
         self._within: OpenTransaction | None = None
-        self._facts: list[Fact] = []
-        self._requests: list[Command] = []
+        self._facts: list[Fact] = [*heritage.facts]
+        self._requests: list[Command] = [*heritage.requests]
         self._planned = (0, 0)
         self._wakeup: asyncio.Future[None] | None = None
         self._stirred = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from secrets import token_hex
 from typing import Any
@@ -14,8 +13,8 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from perdure.core.accept import accept
-from perdure.core.commands import Command, CompactView, StopRun
-from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StaleEpoch, UsageError
+from perdure.core.commands import Command, CompactView
+from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, UsageError
 from perdure.core.events import Event, HistoryCompacted, Origin, SessionOpened
 from perdure.core.fold import fold
 from perdure.core.fork import fork_events
@@ -23,11 +22,11 @@ from perdure.core.messages import JSON
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunSummary, SessionState, agent_of
 from perdure.core.views import Pending, summarise
-from perdure.ports import Claim, Engine, Model, Opening, SessionQuery, SessionRow
+from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
 from perdure.runtime.agent import Agent, Binding, agents_of, bind, check_data
 from perdure.runtime.desk import Desk
 from perdure.runtime.directives import Fact, in_turn
-from perdure.runtime.drive import Driver
+from perdure.runtime.duty import Duty
 from perdure.runtime.family import children_of, remove_children, tell_deleted
 from perdure.runtime.given import given_plain, given_text
 from perdure.runtime.log import Change, SessionLog, as_kept
@@ -47,46 +46,43 @@ KEPT_WARM = 100
 COMPACT_TRIES = 3
 MAX_TRIES = 1000
 LET_GO_TRIES = 200
-AT_ONCE = 100
-"""Sessions that one sweep finds."""
-ASK_AGAIN = 30.0
-"""Seconds until the resolver is asked again about a session that nobody knew."""
 
 
 class Host:
     """Logs live as long as somebody holds them; the most recent few are kept warm."""
 
-    def __init__(self, world: World, engine: Engine | None, resolve: Resolve | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        engine: Engine | None,
+        resolve: Resolve | None = None,
+        about: dict[str, JSON] | None = None,
+    ) -> None:
         self.world = world
         self._engine = engine
-        self._owner = token_hex(8)
+        self._about = about or {}
         self._roster = Roster(self.bind, resolve, world.clock)
         self._bindings = self._roster.bindings
-        self._left_alone: dict[str, float] = {}
         world.agents = self._roster.find
         self._logs: WeakValueDictionary[str, SessionLog] = WeakValueDictionary()
         self._warm: OrderedDict[str, SessionLog] = OrderedDict()
-        self._drivers: dict[str, Driver] = {}
         self._shared: dict[str, SharedState] = {}
-        self._dropped: set[str] = set()
-        self._stopping = False
         self._post = world.post = Post(self, world.store, world.clock)
         self.watching = Watching(world, self.load, self.rows, self.submit)
+        self.duty = Duty(self, world, engine, self._roster, self._post)
 
     async def start(self) -> None:
         if self._engine is not None:
-            await self.world.store.join(self._owner)
-            await self._engine.start(self.drive, self._sweep)
+            await self.world.store.join(self.duty.owner, {**self._about, "agents": list[JSON](self._bindings)})
+            await self._engine.start(self.duty)
 
     async def stop(self, grace: float) -> None:
         """Takes no new turn, lets calls in flight finish for a while and leaves the rest to the next process."""
-        self._stopping = True
-        for driver in self._drivers.values():
-            driver.leave()
+        self.duty.leave()
         if self._engine is not None:
             await self.watching.stop()
             await self._engine.drain(grace)
-            await self.world.store.leave(self._owner)
+            await self.world.store.leave(self.duty.owner)
         self._roster.close()
         for log in list(self._logs.values()):
             log.close()
@@ -123,7 +119,7 @@ class Host:
             return given_text(agent, "An agent's name")
         binding = await self.named(agent)
         check_data(binding, log.state.id, log.state.data)
-        if self._engine is not None and not await self._knows_ancestors(log):
+        if self._engine is not None and not await self._roster.knows_above(log.state):
             first = log.state.origin.agents[0] if log.state.origin else ""
             raise UsageError(
                 f"Session {log.state.id!r} keeps to the policy of the agent {first!r}; pass that one, too."
@@ -256,7 +252,7 @@ class Host:
     async def compact(self, log: SessionLog, by: str) -> HistoryCompacted | None:
         """Makes the view shorter on request, whoever drives the session; None if there is nothing to leave out."""
         binding = await self._roster.need(agent_of(log.state))
-        shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
+        shared = await self.shared_by(log.state.tenant) if binding.parts.shares else None
         await log.refresh()
         for tries_left in reversed(range(COMPACT_TRIES)):
             notes: list[Fact] = []
@@ -278,72 +274,11 @@ class Host:
         return None
 
     def submit(self, uid: str) -> None:
-        if self._engine is not None:
-            self._engine.submit(uid)
+        log = self._logs.get(uid)
+        if self._engine is not None and log is not None:
+            self._engine.submit(uid, agent_of(log.state))
 
-    async def drive(self, uid: str) -> None:
-        """Drives one session until it settles, waits, or somebody else takes over."""
-        try:
-            await self._drive(uid)
-        except NotFound:
-            # Deleted meanwhile: there is nothing left to look after.
-            self._dropped.discard(uid)
-
-    async def _drive(self, uid: str) -> None:
-        log = await self.load(uid)
-        if await self._roster.find(agent_of(log.state)) is None:
-            self._left_alone[uid] = self.world.clock.now() + ASK_AGAIN
-            return
-        if not (uid in self._dropped or await self._has_work(log)):
-            return
-        if not await self._knows_ancestors(log):
-            return  # whoever knows them knows what the session may do
-        try:
-            claim = await self.world.store.claim(uid, self._owner)
-            if claim is not None and not self._stopping:
-                if claim.head != log.state.seq:
-                    await log.refresh()
-                await self._end_orphan(log)
-                await self._drive_on(log, claim)
-        except StaleEpoch:
-            await log.refresh()
-        except Exception as error:
-            # Whoever awaits the run here must not wait for ever. The session itself may still be ours, and nobody else
-            # looks after it while we live: our sweep has to.
-            self._dropped.add(uid)
-            log.fail(error)
-            raise
-        finally:
-            self._drivers.pop(uid, None)
-        self._dropped.discard(uid)
-
-    async def _knows_ancestors(self, log: SessionLog) -> bool:
-        """Whether the agents above a child, whose policies hold for it, are known here."""
-        names = log.state.origin.agents if log.state.origin else ()
-        return all([await self._roster.find(name) is not None for name in names])
-
-    async def _end_orphan(self, log: SessionLog) -> None:
-        """A child whose parent is gone, or wants nothing of it any more, is ended by whoever finds it."""
-        if not await self._post.is_wanted(log.state):
-            with suppress(Refused):
-                await self.request(log, StopRun("cancel", "its parent is gone"))
-
-    async def _drive_on(self, log: SessionLog, claim: Claim) -> None:
-        """One driver after the other, as agents hand over, under one claim."""
-        is_done = follows = False
-        while not is_done and not self._stopping:
-            binding = await self._roster.find(agent_of(log.state))
-            if binding is None:
-                # Whoever knows that agent picks the session up.
-                is_done = await self.world.store.release(log.uid, epoch=claim.epoch, head=log.state.seq)
-                await log.refresh()
-                continue
-            shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
-            driver = self._drivers[log.uid] = Driver(log, binding, self.world, claim, shared)
-            is_done = await driver.run(follows=follows)
-            follows = True
-
-    async def _shared_by(self, tenant: str) -> SharedState:
+    async def shared_by(self, tenant: str) -> SharedState:
         """The keys that the tenant's sessions share; followed from now on, so that others' changes are seen here."""
         for _ in range(MAX_TRIES):
             if tenant in self._shared:
@@ -365,16 +300,6 @@ class Host:
                 log.attach()
                 self._shared[tenant] = SharedState(log)
         raise Conflict(f"The shared state of tenant {tenant!r} could not be opened; try again.")
-
-    async def _has_work(self, log: SessionLog) -> bool:
-        """Claims are not for free: a submission that came while the session was driven has mostly been served."""
-        for look_again in (True, False):
-            summary = summarise(log.state)
-            if summary.runnable or (summary.wake_at is not None and summary.wake_at <= self.world.clock.now()):
-                return True
-            if look_again:
-                await log.refresh()
-        return False
 
     async def fork(self, log: SessionLog, at: int | None, id: str | None) -> SessionLog:
         """At the head nothing of the past is read or written: the fork's state grows from its parent's."""
@@ -424,11 +349,13 @@ class Host:
                     raise
                 await asyncio.sleep(0.01)
         log.close()
+        if self._engine is not None:
+            self._engine.cancel(log.uid)
         self._logs.pop(log.uid, None)
         self._warm.pop(log.uid, None)
         binding = self._bindings.get(log.state.agent)
         if binding is not None and binding.parts.hooks.session_end:
-            shared = await self._shared_by(log.state.tenant) if binding.parts.shares else None
+            shared = await self.shared_by(log.state.tenant) if binding.parts.shares else None
             if shared is not None:
                 await shared.refresh()
             await tell_session_end(log, binding, self.world, shared)
@@ -449,17 +376,6 @@ class Host:
             raise UsageError(
                 f"The output of run {ended.run} no longer fits its type ({error}); read it from the records."
             ) from None
-
-    async def _sweep(self) -> Sequence[str]:
-        now = self.world.clock.now()
-        self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
-        found = list(await self.world.store.runnable(list(self._bindings), now=now, limit=AT_ONCE))
-        if self._roster.resolves:
-            # As many more as are left alone, or they would stand in the way of all others.
-            anybody = await self.world.store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
-            found += [uid for uid in anybody if uid not in self._left_alone]
-        self.watching.look(self._bindings.keys())
-        return list(dict.fromkeys([*found, *self._dropped]))
 
     def keep(self, log: SessionLog) -> SessionLog:
         self._logs[log.uid] = log

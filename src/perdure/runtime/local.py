@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from perdure.core.errors import StoreError
-from perdure.ports import Clock, Timer
+from perdure.ports import Clock, Timer, Work
+from perdure.runtime.units import Units
 
 SWEEP_EVERY = 0.5
 
@@ -15,60 +17,57 @@ _logger = logging.getLogger("perdure")
 
 
 class LocalEngine:
-    """One task per session that is driven here."""
+    """Several processes with one each may share a store: whoever claims a session first drives it.
 
-    def __init__(self, clock: Clock, sweep_every: float = SWEEP_EVERY) -> None:
+    `queues`: only sessions of these agents are driven here; None, of all that are known.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        sweep_every: float = SWEEP_EVERY,
+        *,
+        concurrency: int | None = None,
+        queues: Sequence[str] | None = None,
+    ) -> None:
         self._clock = clock
         self._sweep_every = sweep_every
-        self._drive: Callable[[str], Awaitable[None]] | None = None
-        self._sweep: Callable[[], Awaitable[Sequence[str]]] | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._again: set[str] = set()
+        self.concurrency = concurrency
+        self.queues = queues
+        self._work: Work | None = None
+        self._units: Units | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
 
-    async def start(
-        self, drive: Callable[[str], Awaitable[None]], sweep: Callable[[], Awaitable[Sequence[str]]]
-    ) -> None:
-        self._drive = drive
-        self._sweep = sweep
-        await self._sweep_once()
+    async def start(self, work: Work) -> None:
+        self._work = work
+        self._units = Units(self._clock, work.drive, self.concurrency)
+        await self._sweep()
         self._schedule()
 
-    def submit(self, session: str) -> None:
-        if self._drive is None:
-            return
-        if session in self._tasks:
-            self._again.add(session)
-        else:
-            self._tasks[session] = asyncio.get_running_loop().create_task(self._work(session, self._drive))
+    def submit(self, session: str, queue: str) -> None:
+        if self._work is not None and self._units is not None and self._serves(queue):
+            self._units.begin(session)
+
+    def wake(self, session: str, queue: str, at: float) -> None:
+        if self._units is not None and self._serves(queue):
+            self._units.begin_at(at, session, partial(self.submit, session, queue))
+
+    def cancel(self, session: str) -> None:
+        if self._units is not None:
+            self._units.cancel(session)
 
     async def drain(self, grace: float) -> None:
-        self._drive = None
+        self._work = None
         if self._timer is not None:
             self._timer.cancel()
         if self._sweeping is not None:
             self._sweeping.cancel()
-        tasks = list(self._tasks.values())
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=grace)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        if self._units is not None:
+            await self._units.drain(grace)
 
-    async def _work(self, session: str, drive: Callable[[str], Awaitable[None]]) -> None:
-        try:
-            while True:
-                self._again.discard(session)
-                await drive(session)
-                if session not in self._again or self._drive is None:
-                    return
-        except Exception:
-            # The session stays runnable; the sweep tries again, and its neighbours go on.
-            _logger.exception("driving session %s failed", session)
-        finally:
-            self._again.discard(session)
-            del self._tasks[session]
+    def _serves(self, queue: str) -> bool:
+        return self.queues is None or queue in self.queues
 
     def _schedule(self) -> None:
         self._timer = self._clock.call_later(self._sweep_every, self._start_sweep)
@@ -77,16 +76,22 @@ class LocalEngine:
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep_and_schedule())
 
     async def _sweep_and_schedule(self) -> None:
-        await self._sweep_once()
-        if self._drive is not None:
+        await self._sweep()
+        if self._work is not None:
             self._schedule()
 
-    async def _sweep_once(self) -> None:
-        assert self._sweep is not None
+    async def _sweep(self) -> None:
+        work, units = self._work, self._units
+        assert work is not None
+        assert units is not None
+        if units.is_full:
+            return  # others may have room for what waits
         try:
-            found = await self._sweep()
+            found = await work.sweep(self.queues)
         except StoreError as error:
             _logger.warning("the sweep for runnable sessions failed: %s", error)
             return
-        for session in found:
-            self.submit(session)
+        if self._work is not None:
+            for session in found:
+                if not units.is_resting(session):
+                    units.begin(session)

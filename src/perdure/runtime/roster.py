@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from perdure.core.errors import UsageError
+from perdure.core.state import SessionState
 from perdure.ports import Clock
 from perdure.runtime.agent import Agent, Binding
 from perdure.runtime.desk import describe
@@ -56,6 +57,11 @@ class Roster:
         if found is None:
             raise UsageError(f"The agent {name!r} is not known here; pass it in agents=[…].")
         return found
+
+    async def knows_above(self, state: SessionState) -> bool:
+        """Whether the agents above a child, whose policies hold for it, are known here."""
+        names = state.origin.agents if state.origin else ()
+        return all([await self.find(name) is not None for name in names])
 
     def close(self) -> None:
         """Nobody waits for the resolver any more."""

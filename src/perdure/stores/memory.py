@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from perdure.core.codec import decode_event
+from perdure.core.messages import JSON
 from perdure.core.views import Summary
-from perdure.ports import Batch, Claim, Opening, Record, SessionPage, SessionQuery, SessionRow
+from perdure.ports import Batch, Claim, Opening, Record, SessionPage, SessionQuery, SessionRow, Worker
 from perdure.stores import terms
 
 Line = tuple[int, int, bytes]
@@ -56,6 +58,7 @@ class MemoryStore:
         self._logs: dict[str, _Log] = {}
         self._uids: dict[tuple[str, str], str] = {}
         self._owners: set[str] = set()
+        self._about: dict[str, dict[str, JSON]] = {}
         self._watchers: dict[str | None, dict[object, Watcher]] = {}
         self._last_no = 0
         self._opened = 0
@@ -215,14 +218,16 @@ class MemoryStore:
 
     # Ownership
 
-    async def join(self, owner: str) -> None:
+    async def join(self, owner: str, about: dict[str, JSON] | None = None) -> None:
         self._check_use()
         terms.check_text(owner)
         self._owners.add(owner)
+        self._about.setdefault(owner, terms.decode_about(terms.encode_about(about)))
 
     async def leave(self, owner: str) -> None:
         self._check_use()
         self._owners.discard(owner)
+        self._about.pop(owner, None)
         for log in self._logs.values():
             if log.owner == owner:
                 log.owner = None
@@ -231,6 +236,11 @@ class MemoryStore:
         self._check_use()
         return sorted(self._owners)
 
+    async def workers(self) -> Sequence[Worker]:
+        self._check_use()
+        held = Counter(log.owner for log in self._logs.values())
+        return [Worker(owner, held[owner], self._about.get(owner, {})) for owner in sorted(self._owners)]
+
     async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
         self._check_use()
         if owner not in self._owners:
@@ -238,9 +248,10 @@ class MemoryStore:
         log = self._log(session)
         if not force and log.owner != owner and log.owner in self._owners:
             return None
+        heir_of = None if log.owner == owner or log.owner in self._owners else log.owner
         log.epoch += 1
         log.owner = owner
-        return Claim(log.epoch, log.head)
+        return Claim(log.epoch, log.head, heir_of)
 
     async def release(self, session: str, *, epoch: int, head: int) -> bool:
         self._check_use()

@@ -16,7 +16,8 @@ import msgspec
 
 from perdure.core.codec import decode_event
 from perdure.core.errors import StoreError, UsageError
-from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow
+from perdure.core.messages import JSON
+from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow, Worker
 from perdure.stores import terms
 from perdure.stores.places import Places
 from perdure.stores.postgres_artifacts import CHAIN, Artifacts
@@ -41,6 +42,15 @@ KEPT_FREE = 2
 """So many connections are never held by tools in transactions."""
 
 _LIVING = "EXISTS (SELECT FROM @schema.owners o WHERE o.owner = s.owner AND o.beat_at > now() - {}::interval)"
+
+
+_CLAIM = (
+    "WITH found AS (SELECT no, owner AS last, owner <> $2 AND NOT "
+    + _LIVING.format("$4")
+    + " AS died FROM @schema.sessions s WHERE uid_key = $1 AND NOT deleted FOR UPDATE)"
+    " UPDATE @schema.sessions s SET epoch = epoch + 1, owner = $2 FROM found WHERE s.no = found.no"
+    " AND ($3 OR last IS NULL OR last = $2 OR died) RETURNING epoch, head, CASE WHEN died THEN last END AS last"
+)
 
 
 class _Open(msgspec.Struct, frozen=True):
@@ -290,10 +300,10 @@ class PostgresStore:
 
     # Ownership
 
-    async def join(self, owner: str) -> None:
+    async def join(self, owner: str, about: dict[str, JSON] | None = None) -> None:
         parts = self._use()
         terms.check_text(owner)
-        await parts.owners.join(owner)
+        await parts.owners.join(owner, terms.encode_about(about))
         if self._deltas:
             # Whoever drives has to know beforehand who follows from elsewhere.
             parts.watch.start()
@@ -305,6 +315,9 @@ class PostgresStore:
     async def owners(self) -> Sequence[str]:
         return await self._use().owners.living()
 
+    async def workers(self) -> Sequence[Worker]:
+        return await self._use().owners.workers()
+
     async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
         owners = self._use().owners
         if owner not in owners:
@@ -312,15 +325,14 @@ class PostgresStore:
         self._check(session)
         row = await self._ask(
             "fetchrow",
-            "UPDATE @schema.sessions s SET epoch = epoch + 1, owner = $2 WHERE uid_key = $1 AND NOT deleted"
-            f" AND ($3 OR owner IS NULL OR owner = $2 OR NOT {_LIVING.format('$4')}) RETURNING epoch, head",
+            _CLAIM,
             key(session),
             kept(owner),
             force,
             owners.dead_after,
         )
         if row is not None:
-            return Claim(row["epoch"], row["head"])
+            return Claim(row["epoch"], row["head"], None if row["last"] is None else meant(row["last"]))
         await self._require(session)
         return None
 

@@ -15,7 +15,8 @@ from typing import TypeVar, cast
 import msgspec
 
 from perdure.core.errors import UsageError
-from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow
+from perdure.core.messages import JSON
+from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow, Worker
 from perdure.stores import sqlite_reads, sqlite_writes, terms
 from perdure.stores.sqlite_file import Connection, SqliteFile
 from perdure.stores.sqlite_owners import Owners
@@ -143,10 +144,11 @@ class SqliteStore:
 
     # Ownership
 
-    async def join(self, owner: str) -> None:
+    async def join(self, owner: str, about: dict[str, JSON] | None = None) -> None:
         parts = self._use()
         terms.check_text(owner)
-        await self._write(partial(sqlite_writes.join, owners=parts.owners, owner=owner))
+        said = terms.encode_about(about)
+        await self._write(partial(sqlite_writes.join, owners=parts.owners, owner=owner, about=said))
         parts.watch.start()
 
     async def leave(self, owner: str) -> None:
@@ -156,6 +158,9 @@ class SqliteStore:
     async def owners(self) -> Sequence[str]:
         owners = self._use().owners
         return await self._ask(lambda _: sorted(owners.living()))
+
+    async def workers(self) -> Sequence[Worker]:
+        return await self._ask(partial(sqlite_reads.workers, owners=self._use().owners))
 
     async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
         owners = self._use().owners

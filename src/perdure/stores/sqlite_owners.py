@@ -25,6 +25,7 @@ class Owners:
         self._folder = Path(folder)
         self._dead_after = dead_after
         self._own: dict[str, int] = {}
+        self._about: dict[str, bytes] = {}
 
     def __bool__(self) -> bool:
         return bool(self._own)
@@ -32,7 +33,7 @@ class Owners:
     def __contains__(self, owner: str) -> bool:
         return owner in self._own
 
-    def join(self, owner: str) -> None:
+    def join(self, owner: str, about: bytes = b"") -> None:
         if owner in self._own:
             return
         try:
@@ -43,11 +44,14 @@ class Owners:
             raise StoreError(f"{str(self._folder)!r} cannot be written ({error}); allow this user to.") from error
         if lock is None:
             raise StoreError(f"{owner!r} has joined from elsewhere; give every process a name of its own.")
-        _write_beat(lock, owner)
+        os.ftruncate(lock, 0)
+        _write_beat(lock, owner, about)
+        self._about[owner] = about
         self._own[owner] = lock
 
     def leave(self, owner: str) -> None:
         lock = self._own.pop(owner, None)
+        self._about.pop(owner, None)
         if lock is not None:
             with contextlib.suppress(OSError):
                 self._path(owner).unlink()
@@ -60,15 +64,15 @@ class Owners:
     def beat(self) -> None:
         for owner, lock in list(self._own.items()):
             with contextlib.suppress(OSError):  # a full disk: the others go by the last beat that was written
-                _write_beat(lock, owner)
+                _write_beat(lock, owner, self._about.get(owner, b""))
 
-    def living(self) -> list[str]:
-        """Everybody who holds a lock and still beats."""
-        owners = list(self._own)
+    def living(self) -> dict[str, bytes]:
+        """Everybody who holds a lock and still beats, with what they said of themselves."""
+        owners = {owner: self._about.get(owner, b"") for owner in list(self._own)}
         for path in self._files():
-            owner = self._living_owner(path)
-            if owner is not None and owner not in self._own:
-                owners.append(owner)
+            found = self._living_owner(path)
+            if found is not None:
+                owners.setdefault(*found)
         return owners
 
     def is_living(self, owner: str | None) -> bool:
@@ -83,7 +87,7 @@ class Owners:
         except OSError:
             return []
 
-    def _living_owner(self, path: Path) -> str | None:
+    def _living_owner(self, path: Path) -> tuple[str, bytes] | None:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -91,9 +95,11 @@ class Owners:
         try:
             if _lock(descriptor, fcntl.LOCK_SH):
                 return None
-            beat, _, owner = os.read(descriptor, 1 << 16).partition(b"\n")
-            beats = beat.isdigit() and _now() - int(beat) <= self._dead_after * 1e9
-            return owner.decode() if beats else None
+            beat, _, named = os.read(descriptor, 1 << 16).partition(b"\n")
+            size, _, rest = named.partition(b"\n")
+            if not (beat.isdigit() and size.isdigit() and _now() - int(beat) <= self._dead_after * 1e9):
+                return None
+            return rest[: int(size)].decode(), rest[int(size) :]
         finally:
             os.close(descriptor)
 
@@ -138,8 +144,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _write_beat(descriptor: int, owner: str) -> None:
-    os.pwrite(descriptor, b"%0*d\n" % (_DIGITS, _now()) + owner.encode(), 0)
+def _write_beat(descriptor: int, owner: str, about: bytes) -> None:
+    name = owner.encode()
+    os.pwrite(descriptor, b"%0*d\n%d\n" % (_DIGITS, _now(), len(name)) + name + about, 0)
 
 
 def _now() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from perdure.core.codec import decode_event
 from perdure.core.errors import StoreError
-from perdure.ports import Record, SessionPage, SessionQuery, SessionRow
+from perdure.ports import Record, SessionPage, SessionQuery, SessionRow, Worker
 from perdure.stores import terms
 from perdure.stores.sqlite_file import Connection
 from perdure.stores.sqlite_owners import Owners
@@ -36,6 +36,13 @@ def get(connection: Connection, session: str) -> SessionRow | None:
 
 def find(connection: Connection, tenant: str, id: str) -> SessionRow | None:
     return _first(connection.execute(f"{_COLUMNS} AND tenant = ? AND id = ?", (tenant, id)).fetchall())
+
+
+def workers(connection: Connection, owners: Owners) -> list[Worker]:
+    sql = "SELECT owner, count(*) FROM sessions WHERE owner IS NOT NULL GROUP BY owner"
+    held = {owner: int(count) for owner, count in connection.execute(sql).fetchall()}
+    living = sorted(owners.living().items())
+    return [Worker(owner, held.get(owner, 0), terms.decode_about(about)) for owner, about in living]
 
 
 def page(connection: Connection, query: SessionQuery, before: int | None) -> SessionPage:
@@ -102,7 +109,7 @@ def _records(connection: Connection, session: str, place: tuple[int, str], after
 def runnable(
     connection: Connection, owners: Owners, agents: Sequence[str] | None, now: int, limit: int
 ) -> Sequence[str]:
-    living = owners.living()
+    living = list(owners.living())
     whose = "" if agents is None else f" AND agent IN ({_marks(agents)})"
     rows = connection.execute(
         "SELECT uid FROM sessions WHERE wake IS NOT NULL AND wake <= ?"

@@ -18,10 +18,11 @@ Write = Callable[[Connection], object]
 
 def claim(connection: Connection, owners: Owners, session: str, owner: str, force: bool) -> Claim | None:
     no, head, epoch, present = _row(connection, session, "no, head, epoch, owner")
-    if not force and present != owner and owners.is_living(present):
+    living = present == owner or owners.is_living(present)
+    if not force and present != owner and living:
         return None
     connection.execute("UPDATE sessions SET epoch = ?, owner = ? WHERE no = ?", (epoch + 1, owner, no))
-    return Claim(epoch + 1, head)
+    return Claim(epoch + 1, head, None if living else present)
 
 
 def release(connection: Connection, session: str, epoch: int, head: int) -> bool:
@@ -34,8 +35,8 @@ def release(connection: Connection, session: str, epoch: int, head: int) -> bool
     return True
 
 
-def join(_: Connection, owners: Owners, owner: str) -> None:
-    owners.join(owner)
+def join(_: Connection, owners: Owners, owner: str, about: bytes) -> None:
+    owners.join(owner, about)
 
 
 def leave(connection: Connection, owners: Owners, owner: str) -> None:

@@ -11,11 +11,13 @@ import msgspec
 
 from perdure.core.codec import encode_json
 from perdure.core.errors import Conflict, NotFound, Refused, StaleEpoch, UsageError
+from perdure.core.messages import JSON
 from perdure.core.views import Summary
 from perdure.ports import Batch, SessionQuery
 
 _summary_decoder = msgspec.json.Decoder(Summary)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
+_about_decoder = msgspec.json.Decoder(dict[str, JSON])
 _FARTHEST = 9e12  # seconds; as microseconds it still fits 64 bits
 
 
@@ -77,6 +79,15 @@ def decode_summary(data: bytes) -> Summary:
 
 def decode_metadata(data: bytes) -> dict[str, str]:
     return _metadata_decoder.decode(data)
+
+
+def encode_about(about: dict[str, JSON] | None) -> bytes:
+    """What an owner says of itself."""
+    return encode_json(about or {})
+
+
+def decode_about(data: bytes) -> dict[str, JSON]:
+    return _about_decoder.decode(data) if data else {}
 
 
 def encode_cursor(no: int) -> str:

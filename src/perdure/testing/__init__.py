@@ -1,6 +1,7 @@
 """Tests without mocks: a scripted model, a clock to turn by hand, crashes on demand and the contract suites."""
 
 from perdure.testing.clock import ManualClock
+from perdure.testing.engine_contract import check_engine
 from perdure.testing.faults import FaultPoints, crash_at, fault_point
 from perdure.testing.model_contract import check_model
 from perdure.testing.network import no_network
@@ -21,6 +22,7 @@ __all__ = [
     "Reply",
     "ScriptedModel",
     "call",
+    "check_engine",
     "check_model",
     "check_replay",
     "check_store",

@@ -24,6 +24,7 @@ CHECKS: dict[str, Check] = {
     "closed": logs.check_closed,
     "row": sessions.check_row,
     "claim_and_release": sessions.check_claim_and_release,
+    "heirs": sessions.check_heirs,
     "runnable": sessions.check_runnable,
     "list": sessions.check_list,
     "triggers": sessions.check_triggers,

@@ -106,6 +106,27 @@ async def _contend(store: Store, other: Store) -> None:
     expect(list(await store.owners()) == [], "who left is not living")
 
 
+async def check_heirs(make_store: MakeStore, beside: Beside = None) -> None:
+    """A claim says who died holding the session, and only that; workers say of themselves what they said."""
+    async with make_store() as store:
+        await store.append(first("s", 1))
+        await store.append(first("t", 1))
+        await store.join("a'", {"version": "1", "pid": 7, "agents": ["clerk", "\x00"]})
+        await store.join("b")
+        expect((await store.claim("s", "a'")) == Claim(1, 1), "a new session is nobody's heritage")
+        expect((await store.claim("s", "a'")) == Claim(2, 1), "nor is one's own")
+        expect((await store.claim("s", "b", force=True)) == Claim(3, 1), "nor what was taken by force from the living")
+        await store.claim("t", "b")
+        workers = [(worker.owner, worker.sessions, worker.about) for worker in await store.workers()]
+        about = {"version": "1", "pid": 7, "agents": ["clerk", "\x00"]}
+        expect(workers == [("a'", 0, about), ("b", 2, {})], f"workers are listed with what they hold ({workers})")
+        expect(await store.release("s", epoch=3, head=1), "it is released")
+        expect((await store.claim("s", "a'")) == Claim(4, 1), "what was released has no heir")
+        await store.leave("a'")
+        expect((await store.claim("s", "b")) == Claim(5, 1), "nor has what somebody left behind")
+        expect([worker.owner for worker in await store.workers()] == ["b"], "who left is not listed")
+
+
 async def check_runnable(make_store: MakeStore, beside: Beside = None) -> None:
     """What has work, or is due, is found until somebody living owns it; longest waiting first."""
     agents = ["clerk"]

@@ -1,0 +1,1 @@
+"""Engines for many machines, one file each; each needs a package of its own."""

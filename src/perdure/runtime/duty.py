@@ -1,0 +1,165 @@
+"""Duty: what one process does for its engine. Claims sessions, drives them, and says which there are to drive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from secrets import token_hex
+from typing import Protocol
+
+from perdure.core.commands import Command, StopRun
+from perdure.core.errors import NotFound, Refused, StaleEpoch
+from perdure.core.events import Event
+from perdure.core.state import agent_of
+from perdure.core.views import summarise
+from perdure.ports import Engine
+from perdure.runtime.drive import Driver
+from perdure.runtime.log import SessionLog
+from perdure.runtime.post import Post
+from perdure.runtime.quarantine import Heritage, is_suspect, succession
+from perdure.runtime.roster import Roster
+from perdure.runtime.shared_state import SharedState
+from perdure.runtime.watching import Watching
+from perdure.runtime.world import World
+
+AT_ONCE = 100
+"""Sessions that one sweep finds."""
+ASK_AGAIN = 30.0
+"""Seconds until the resolver is asked again about a session that nobody knew."""
+
+
+class Sessions(Protocol):
+    """What driving needs of the process's sessions."""
+
+    watching: Watching
+
+    async def load(self, uid: str) -> SessionLog: ...
+
+    async def request(self, log: SessionLog, command: Command) -> tuple[Event, ...]: ...
+
+    async def shared_by(self, tenant: str) -> SharedState: ...
+
+
+class Duty:
+    """One driver per session at a time; `drivers` are those of now."""
+
+    def __init__(self, sessions: Sessions, world: World, engine: Engine | None, roster: Roster, post: Post) -> None:
+        self.owner = token_hex(8)
+        self.drivers: dict[str, Driver] = {}
+        self._sessions = sessions
+        self._world = world
+        self._store = world.store
+        self._clock = world.clock
+        self._engine = engine
+        self._roster = roster
+        self._post = post
+        self._left_alone: dict[str, float] = {}
+        self._dropped: dict[str, str] = {}
+        self._suspects = asyncio.Lock()
+        self._stopping = False
+
+    def leave(self) -> None:
+        """Takes no new turn."""
+        self._stopping = True
+        for driver in self.drivers.values():
+            driver.leave()
+
+    @property
+    def queues(self) -> Sequence[str]:
+        return list(self._roster.bindings)
+
+    def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
+        return self._store.watch(None, lambda _: notify())
+
+    async def living(self) -> Sequence[str]:
+        return await self._store.owners()
+
+    async def drive(self, session: str) -> None:
+        """Drives one session until it settles, waits, or somebody else takes over."""
+        try:
+            log = await self._sessions.load(session)
+            if await self._roster.find(agent_of(log.state)) is None:
+                self._left_alone[session] = self._clock.now() + ASK_AGAIN
+                return
+            if not (session in self._dropped or await self._has_work(log)):
+                return
+            if not await self._roster.knows_above(log.state):
+                return  # whoever knows them knows what the session may do
+            if await is_suspect(self._store, log.state):
+                async with self._suspects:
+                    await self._drive(log)
+            else:
+                await self._drive(log)
+        except NotFound:
+            # Deleted meanwhile: there is nothing left to look after.
+            self._dropped.pop(session, None)
+
+    async def _drive(self, log: SessionLog) -> None:
+        uid = log.uid
+        try:
+            claim = await self._store.claim(uid, self.owner)
+            if claim is not None and not self._stopping:
+                if claim.head != log.state.seq:
+                    await log.refresh()
+                await self._end_orphan(log)
+                await self._drive_on(log, await succession(self._store, claim, log.state))
+        except StaleEpoch:
+            await log.refresh()
+        except Exception as error:
+            # Whoever awaits the run here must not wait for ever. The session itself may still be ours, and nobody else
+            # looks after it while we live: our sweep has to.
+            self._dropped[uid] = agent_of(log.state)
+            log.fail(error)
+            raise
+        finally:
+            self.drivers.pop(uid, None)
+        self._dropped.pop(uid, None)
+        wake_at = summarise(log.state).wake_at
+        if wake_at is not None and self._engine is not None:
+            self._engine.wake(uid, agent_of(log.state), wake_at)
+
+    async def _end_orphan(self, log: SessionLog) -> None:
+        """A child whose parent is gone, or wants nothing of it any more, is ended by whoever finds it."""
+        if not await self._post.is_wanted(log.state):
+            with suppress(Refused):
+                await self._sessions.request(log, StopRun("cancel", "its parent is gone"))
+
+    async def _drive_on(self, log: SessionLog, heritage: Heritage) -> None:
+        """One driver after the other, as agents hand over, under one claim."""
+        is_done = follows = False
+        while not is_done and not self._stopping:
+            binding = await self._roster.find(agent_of(log.state))
+            if binding is None:
+                # Whoever knows that agent picks the session up.
+                is_done = await self._store.release(log.uid, epoch=heritage.epoch, head=log.state.seq)
+                await log.refresh()
+                continue
+            shared = await self._sessions.shared_by(log.state.tenant) if binding.parts.shares else None
+            driver = self.drivers[log.uid] = Driver(log, binding, self._world, heritage, shared)
+            is_done = await driver.run(follows=follows)
+            follows, heritage = True, Heritage(heritage.epoch)
+
+    async def _has_work(self, log: SessionLog) -> bool:
+        """Claims are not for free: a submission that came while the session was driven has mostly been served."""
+        for look_again in (True, False):
+            summary = summarise(log.state)
+            if summary.runnable or (summary.wake_at is not None and summary.wake_at <= self._clock.now()):
+                return True
+            if look_again:
+                await log.refresh()
+        return False
+
+    async def sweep(self, queues: Sequence[str] | None) -> Sequence[str]:
+        """What has work and no living owner; and what is ours, but was dropped because the store was out of order."""
+        now = self._clock.now()
+        self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
+        known = self.queues if queues is None else queues
+        found = list(await self._store.runnable(known, now=now, limit=AT_ONCE))
+        if queues is None and self._roster.resolves:
+            # As many more as are left alone, or they would stand in the way of all others.
+            anybody = await self._store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
+            found += [uid for uid in anybody if uid not in self._left_alone]
+        self._sessions.watching.look(self._roster.bindings.keys())
+        dropped = [uid for uid, agent in self._dropped.items() if queues is None or agent in queues]
+        return list(dict.fromkeys([*found, *dropped]))

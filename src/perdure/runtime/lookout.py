@@ -1,0 +1,72 @@
+"""Lookout: finds the sessions that have work and that nobody submitted, for engines with queues elsewhere.
+
+Rule 1: others submit by writing alone, so whatever is written is looked at soon. Rule 2: what was found before most
+likely stands in its queue: it is submitted again, but less and less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from perdure.core.errors import PerdureError
+from perdure.ports import Clock, Work
+from perdure.runtime.clock import sleep, within
+
+LOOK_EVERY = 2.0
+REST = 0.25
+"""Seconds between two looks, however much is written."""
+LONGEST_PAUSE = 4.0
+
+_logger = logging.getLogger("perdure")
+
+
+class Unavailable(Exception):
+    """The engine could not do it now; it is tried again."""
+
+
+class Lookout:
+    """`beside` is done at every look that nobody asked for."""
+
+    def __init__(
+        self, clock: Clock, work: Work, submit: Callable[[str, str], None], beside: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._clock = clock
+        self._work = work
+        self._submit = submit
+        self._beside = beside
+        self._news = asyncio.Event()
+        self._found: dict[str, tuple[float, float]] = {}
+
+    async def keep(self, queues: Sequence[str]) -> None:
+        """Looks until it is cancelled."""
+        end = self._work.watch(self._news.set)
+        due = 0.0
+        try:
+            while True:
+                self._news.clear()
+                try:
+                    if self._clock.monotonic() >= due:
+                        due = self._clock.monotonic() + LOOK_EVERY
+                        await self._beside()
+                    await self._sweep(queues)
+                except (PerdureError, Unavailable) as error:
+                    _logger.warning("looking for sessions to drive failed: %s", error)
+                await sleep(self._clock, REST)
+                with suppress(TimeoutError):
+                    await within(self._clock, max(0.0, due - self._clock.monotonic()), self._news.wait())
+        finally:
+            end()
+
+    async def _sweep(self, queues: Sequence[str]) -> None:
+        now, found = self._clock.monotonic(), dict[str, tuple[float, float]]()
+        for queue in queues:
+            for session in await self._work.sweep([queue]):
+                due, pause = self._found.get(session, (now, REST))
+                if now >= due:
+                    self._submit(session, queue)
+                    due, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
+                found[session] = due, pause
+        self._found = found

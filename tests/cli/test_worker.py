@@ -1,0 +1,122 @@
+"""perdure worker drives what others send, says how it is, and drains when it is told to end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Runtime
+from perdure.testing import ScriptedModel
+from tests.cli.command import Command
+from tests.runtime.scenes import soon
+
+CODE = '''
+import asyncio
+from perdure import Agent, tool
+from perdure.testing import ScriptedModel, call
+
+@tool(effect="idempotent")
+async def wait(seconds: float) -> str:
+    """Waits."""
+    await asyncio.sleep(seconds)
+    return "waited"
+
+def answer(request):
+    return [call("wait", seconds=0.5)] if len(request.messages) == 1 else "done"
+
+clerk = Agent(name="clerk", model=ScriptedModel(answer), tools=[wait])
+teller = Agent(name="teller", model=ScriptedModel(answer), tools=[wait])
+'''
+SILENT = ScriptedModel(lambda request: "")
+CLERK = Agent(name="clerk", model=SILENT)
+TELLER = Agent(name="teller", model=SILENT)
+
+
+class Workers(Command):
+    """Those that a test started end with it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        self.started.append(super().start(*arguments, **options))
+        return self.started[-1]
+
+
+@pytest.fixture
+def perdure(tmp_path: Path) -> Iterator[Workers]:
+    (tmp_path / "agents.py").write_text(CODE)
+    workers = Workers(tmp_path)
+    yield workers
+    for worker in workers.started:
+        if worker.poll() is None:
+            worker.kill()
+            worker.communicate()
+
+
+def started(perdure: Command, *options: str) -> tuple[subprocess.Popen[str], Any]:
+    worker = perdure.start("worker", "--store", "sqlite:w.db", "--json", *options)
+    assert worker.stdout is not None
+    return worker, json.loads(worker.stdout.readline())
+
+
+def ended(worker: subprocess.Popen[str], number: int) -> list[Any]:
+    worker.send_signal(number)
+    out, errors = worker.communicate(timeout=30)
+    assert worker.returncode == 0, errors
+    assert "Traceback" not in errors
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_drives_what_others_send_and_drains(perdure: Command, tmp_path: Path, number: int) -> None:
+    worker, said = started(perdure, "-a", "agents.py:clerk", "-a", "agents.py:teller", "--concurrency", "4")
+    assert said["state"] == "ready"
+    assert (said["agents"], said["concurrency"], said["engine"]) == (["clerk", "teller"], 4, "local")
+    async with Runtime(f"sqlite:{tmp_path / 'w.db'}", engine=None) as runtime:
+        session = await runtime.open(CLERK, id="s")
+        assert (await soon(session.run("go"))).output == "done"
+        [listed] = perdure.objects("workers", "--store", "sqlite:w.db")
+        assert (listed["owner"], listed["sessions"]) == (said["worker"], 0)
+        shown = perdure("workers", "--store", "sqlite:w.db")
+        assert said["worker"] in shown
+        assert "0%" in shown
+        run = await (await runtime.open(TELLER, id="t")).start("go")
+        states = [line["state"] for line in ended(worker, number)]
+        assert states[-2:] == ["draining", "ended"]
+        assert "Nobody drives" in perdure("workers", "--store", "sqlite:w.db")
+        worker, _ = started(perdure, "-a", "agents.py:teller")
+        assert (await soon(run)).output == "done"
+        ended(worker, signal.SIGTERM)
+
+
+async def test_queues_leave_other_agents_to_other_workers(perdure: Command, tmp_path: Path) -> None:
+    both = ("-a", "agents.py:clerk", "-a", "agents.py:teller")
+    worker, said = started(perdure, *both, "--queues", "teller")
+    assert (said["agents"], said["queues"]) == (["clerk", "teller"], ["teller"])
+    async with Runtime(f"sqlite:{tmp_path / 'w.db'}", engine=None) as runtime:
+        left = await runtime.open(CLERK, id="s")
+        run = await left.start("go")
+        assert (await soon((await runtime.open(TELLER, id="t")).run("go"))).output == "done"
+        await left.history()
+        assert left.state.run is None
+        ended(worker, signal.SIGTERM)
+        worker, _ = started(perdure, *both, "--queues", "clerk")
+        assert (await soon(run)).output == "done"
+        ended(worker, signal.SIGTERM)
+
+
+def test_what_is_wrong_is_one_sentence(perdure: Command) -> None:
+    said = perdure.call("worker", "-a", "agents.py:clerk", "--queues", "nobody", "--store", "sqlite:w.db", code=2)
+    assert said.stderr == "perdure: --queues nobody: no agent of that name was given; take one of clerk.\n"
+    said = perdure.call("worker", "-a", "agents.py:clerk", "--engine", "dbos", "--store", "sqlite:w.db", code=2)
+    assert said.stderr == "perdure: The engine 'dbos' needs PostgreSQL; name a store like 'postgresql://…'.\n"
+    said = perdure.call("worker", "-a", "agents.py:clerk", "--engine", "steam", "--store", "sqlite:w.db", code=2)
+    assert "'steam' names no engine" in said.stderr

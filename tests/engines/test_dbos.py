@@ -1,0 +1,61 @@
+"""What is DBOS's own: what it is told, and what it cannot have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import asyncpg
+import pytest
+from dbos import DBOS
+
+from perdure import Agent, Runtime, StoreError, UsageError
+from perdure.engines.dbos import DbosEngine
+from perdure.runtime.clock import SystemClock
+from perdure.stores.postgres import PostgresStore
+from perdure.testing import ScriptedModel
+from perdure.testing.engine_contract import Sheet
+from tests.postgres import new_schema
+from tests.runtime.scenes import soon
+
+
+async def test_a_unit_is_a_uid_and_nothing_else(postgres: str) -> None:
+    schema = new_schema()
+    agent = Agent(name="clerk", model=ScriptedModel(lambda request: "a secret answer"))
+    async with Runtime(PostgresStore(postgres, schema=schema), agents=[agent], engine="dbos") as runtime:
+        session = await runtime.open(agent, id="order-7")
+        assert (await soon(session.run("a secret question"))).output == "a secret answer"
+        [worker] = await runtime.workers()
+        assert (worker.owner, worker.about["engine"]) == (runtime.owner, "dbos")
+    connection = await asyncpg.connect(postgres)
+    try:
+        units = await connection.fetch(
+            "SELECT i.inputs, queue_name, application_version"
+            f" FROM {schema}_dbos.workflow_status JOIN {schema}_dbos.workflow_input i USING (workflow_uuid)"
+        )
+        written = [json.loads(unit["inputs"]) for unit in units]
+        assert written
+        assert all(unit == {"args": [session.uid], "kwargs": {}} for unit in written)
+        assert {(unit["queue_name"], unit["application_version"]) for unit in units} == {("perdure:clerk", "perdure-1")}
+    finally:
+        await connection.close()
+
+
+async def test_a_process_with_dbos_of_its_own_is_told_so(tmp_path: Path, postgres: str) -> None:
+    DBOS(config={"name": "host-app", "system_database_url": f"sqlite:///{tmp_path / 'host.sqlite'}"})
+    try:
+        with pytest.raises(UsageError, match="DBOS runs in this process already"):
+            await DbosEngine(postgres, SystemClock()).start(Sheet("clerk"))
+    finally:
+        DBOS.destroy()
+
+
+async def test_no_database_is_one_sentence() -> None:
+    with pytest.raises(StoreError, match=r"^DBOS cannot start \(.*\); it needs a PostgreSQL"):
+        await DbosEngine("postgresql://localhost:1/x", SystemClock()).start(Sheet("clerk"))
+
+
+async def test_it_needs_postgresql() -> None:
+    with pytest.raises(UsageError, match="needs PostgreSQL"):
+        async with Runtime("memory:", engine="dbos"):
+            pass

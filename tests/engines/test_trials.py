@@ -1,0 +1,44 @@
+"""Workers that are killed, stopped and cut off: every session finishes, and nothing is done twice or lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.engines.temporal_server import TemporalServer
+from tests.engines.trial import Plan, Trial
+from tests.postgres import OwnServer
+
+TRIALS = int(os.environ.get("PERDURE_TRIALS", "1"))
+SESSIONS, TURNS = (60, 20) if TRIALS > 1 else (12, 6)
+TEMPORALS = 24
+"""Sessions at most: the development server begins about nine a second, and none may wait long."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(TRIALS))
+@pytest.mark.parametrize("engine", ["local", "dbos", "temporal"])
+async def test_workers_die_and_nothing_is_lost(
+    engine: str, seed: int, tmp_path: Path, server: OwnServer, record_property: pytest.RecordProperty
+) -> None:
+    behind = None
+    if engine == "temporal":
+        behind = TemporalServer(tmp_path)
+        await behind.start()
+        engine = f"temporal://{behind.address}"
+    sessions = min(SESSIONS, TEMPORALS) if behind else SESSIONS
+    try:
+        trial = Trial(tmp_path, server, Plan(engine, sessions, TURNS, seed=seed, concurrency=sessions // 2), behind)
+        assert await trial.run() == []
+    finally:
+        if behind is not None:
+            behind.kill()
+    figures = trial.figures
+    assert figures.engine_killed == (behind is not None)
+    assert (figures.killed, figures.stopped, figures.restarted) == (2, 1, 1)
+    print(f"{engine}: {figures}")
+    record_property("figure: workers killed", figures.killed)
+    record_property(f"figure: sessions finished by workers ({engine.partition(':')[0]})", trial.plan.sessions)
