@@ -39,6 +39,12 @@ TURN = {"turn": 1, "model": "a:b"}
             Noted("agent_changed", {"run": 1, "changes": ["the tool pay is gone", "it has another model"]}),
             "the agent has changed since this run began: the tool pay is gone; it has another model",
         ),
+        (Noted("driver_died", {"owner": "w1", "deaths": 1}), "the driver w1 died"),
+        (Noted("driver_died", {"owner": "w2", "deaths": 2}), "the driver w2 died, number 2 in a row"),
+        (
+            Noted("quarantined", {"deaths": 3}),
+            "quarantined: 3 drivers in a row have died of it; mend it, then resume it",
+        ),
         (Noted("tag", {"x": 1}), 'tag {"x":1}'),
     ],
 )

@@ -46,7 +46,7 @@ def test_demo(terminal: Open, columns: int) -> None:
     shown = screen.text()
     in_order(shown, "▹ approved · ship(", "Order 7 is billed", "● completed · 4 turns", "4  The ledger")
     assert shown.count("✓ once  ") == 4
-    in_order(shown, "\nNothing was done twice, nothing was lost.\n34 records tell all of it. Next: perdure run --help,")
+    in_order(shown, "\nNothing was done twice, nothing was lost.\n35 records tell all of it. Next: perdure run --help,")
 
 
 @WIDTHS

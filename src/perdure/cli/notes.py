@@ -1,4 +1,4 @@
-"""What the log notes about a model's failures, waits and recoveries, in words for people."""
+"""What the log notes about models, triggers and drivers, in words for people."""
 
 from __future__ import annotations
 
@@ -40,5 +40,11 @@ def show_note(event: Noted) -> tuple[str, str, str]:
             return "!", f"the trigger {name} left out what was missed: {shorten(detail, LONGEST)}", "yellow"
         case Noted(kind="hook_failed", data={"hook": hook, "detail": detail}):
             return "!", f"{hook} failed: {detail}", "yellow"
+        case Noted(kind="driver_died", data={"owner": owner, "deaths": int(deaths)}):
+            if deaths == 1:
+                return "·", f"the driver {shorten(owner, LONGEST)} died", "dim"
+            return "!", f"the driver {shorten(owner, LONGEST)} died, number {deaths} in a row", "yellow"
+        case Noted(kind="quarantined", data={"deaths": int(deaths)}):
+            return "!", f"quarantined: {deaths} drivers in a row have died of it; mend it, then resume it", "red"
         case Noted(kind=kind, data=data):
             return "·", f"{kind} {shorten(encode_json(data).decode(), LONGEST)}", "dim"
