@@ -48,7 +48,7 @@ from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, agent_of, find_call
 from perdure.ports import Claim, Timer
 from perdure.runtime.agent import Binding
-from perdure.runtime.alarms import NEVER, add_due, left_of, wait_for
+from perdure.runtime.alarms import NEVER, add_due, is_timed, left_of, wait_for
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
@@ -189,7 +189,7 @@ class Driver:
         for command in self._requests:
             change.add(accepted(change.after, command))
         starts: list[Flight] = []
-        if not self._leaving:
+        if not self._leaving and is_timed(change.after):
             add_due(change, self._world.clock.now(), *self._left(change.after))
         self._ask_rules(change, starts)
         return change, starts
@@ -462,6 +462,8 @@ class Driver:
     def _arm(self) -> None:
         self._disarm()
         state = self._log.state
+        if not is_timed(state):
+            return
         left = min(*self._left(state), wait_for(state, self._world.clock.now()))
         if left != NEVER:
             self._alarm = self._world.clock.call_later(max(0.0, left), self._stir)
