@@ -38,7 +38,6 @@ from perdure.core.errors import Conflict, StaleEpoch
 from perdure.core.events import (
     CallEnded,
     Event,
-    InputChanged,
     ModelFailed,
     ModelResponded,
     RunEnded,
@@ -79,6 +78,7 @@ class Driver:
         self._world = world
         self._epoch = claim.epoch
         self._desk = Desk(log, binding, world, self._note, self._request, claim.epoch, shared)
+        self._makes_tools = bool(binding.parts.makers)
         self._observers: Observers | None = None
         self._flights: dict[int, Flight] = {}
         self._facts: list[Fact] = []
@@ -205,7 +205,7 @@ class Driver:
         grew = True
         while grew and self._is_ours(change.after):
             grew = False
-            takes_none = self._leaving or self._has_to_make_tools(change.after, starts)
+            takes_none = self._leaving or (self._makes_tools and self._has_to_make_tools(change.after, starts))
             for action in next_actions(change.after):
                 # Who leaves takes no new work; an end that somebody asks for, or that is due, is none.
                 if not takes_none or isinstance(action, ENDS):
@@ -213,7 +213,7 @@ class Driver:
 
     def _is_ours(self, state: SessionState) -> bool:
         """Whether the next work is that of this driver's agent; nothing is planned for another one."""
-        return agent_of(state) == self._binding.spec.name
+        return agent_of(state) == self._desk.binding.spec.name
 
     def _has_to_make_tools(self, state: SessionState, starts: list[Flight]) -> bool:
         """Whether the tools of the run have to be made first."""
@@ -287,7 +287,7 @@ class Driver:
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
         try:
-            await self._patiently(self._log.append, change, epoch=self._epoch)
+            await patiently(self._world.clock, self._log.append, change, epoch=self._epoch)
         except StaleEpoch:
             raise
         except Conflict:
@@ -320,7 +320,7 @@ class Driver:
         self._flights[slot] = flight
         self._desk.sign_at = max(self._desk.sign_at, self._lap_from)
         if isinstance(flight.action, RunTool):
-            tool = self._binding.tools[flight.action.name]
+            tool = self._desk.binding.tools[flight.action.name]
             # A sub-agent's time is that of its session; starting that takes none.
             seconds = tool.timeout if tool.sub_agent is None else None
             if flight.deadline is not None:
@@ -355,12 +355,10 @@ class Driver:
                 now = self._world.clock.monotonic()
                 event = replace(event, seconds=round(now - self._lap_from, 6))
                 self._lap_from = now
+                facts = flight.facts(event) if flight.after or flight.settle else [event]
             case _:
-                pass
-        if flight.after or flight.settle is not None or isinstance(event, RunEnded | InputChanged):
-            self._note_all(flight.facts(event))
-        else:
-            self._note(event)
+                facts = flight.facts(event)
+        self._note_all(facts)
 
     def _note(self, event: Event) -> None:
         self._facts.append(event)
@@ -404,7 +402,7 @@ class Driver:
         """A check whose call, or an end whose run, is over serves nobody, and must not hold up the session."""
         state = self._log.state
         run = state.run
-        if not self._is_ours(state):
+        if COMPACTION in self._flights and not self._is_ours(state):
             # Another agent is not held up by a summary; it asks for its own.
             self._break_off(COMPACTION, "stop")
         if run is not None and run.stop is None:
