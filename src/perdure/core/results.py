@@ -132,8 +132,8 @@ def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
         if circles is not run.circles or grace is not circles.grace:
             hidden = run.next.joined(NextTurn(hide=(grace.tool,))) if grace and grace is not circles.grace else run.next
             state = replace(state, run=replace(run, circles=replace(circles, grace=grace), next=hidden))
-    results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
-    message = ToolMessage(results)
+    results = [ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None]
+    message = ToolMessage(tuple(results))
     tokens = estimate_message(message)
     state = replace(
         state,
