@@ -70,11 +70,11 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return _on_responded(replace(state, seq=seq), event)
         case ModelCalled():
             return _on_model_called(replace(state, seq=seq), event)
-        case CallAdvanced(background=True):
-            return go_background(replace(state, seq=seq), event)
         case CallStarted(child=child) if child:
             return replace(state, seq=seq, run=start_child(state.run, event))
-        case CallStarted() | CallAdvanced() | CallChecked() | CallSuspended():
+        case CallAdvanced(background=True):
+            return go_background(replace(state, seq=seq), event)
+        case CallChecked() | CallStarted() | CallAdvanced() | CallSuspended():
             return replace(state, seq=seq, run=with_fact(state.run, event))
         case CallDecided():
             return _on_decided(replace(state, seq=seq), event)
