@@ -84,7 +84,10 @@ def end_call(state: SessionState, event: CallEnded) -> SessionState:
         revealed = tuple(dict.fromkeys((*revealed, *event.next.reveal)))
     spilled = state.has_spilled or event.spilled
     state = replace(state, run=run, values=values, has_spilled=spilled, revealed=revealed)
-    return state if [c for c in run.calls if c.status != "ended"] else _add_results(state, run.calls)
+    for other in run.calls:
+        if other.status != "ended":
+            return state
+    return _add_results(state, run.calls)
 
 
 def _with_spent(state: SessionState, run: RunState, spent: Spent) -> tuple[SessionState, RunState]:

@@ -17,12 +17,9 @@ def is_timed(state: SessionState) -> bool:
     run = state.run
     if state.queue or state.triggers or run is None:
         return bool(state.queue or state.triggers)
-    limits = run.limits
-    return (
-        limits.seconds is not None
-        or limits.silence is not None
-        or bool(run.background or [call for call in run.calls if call.pause])
-    )
+    if run.limits.seconds is not None or run.limits.silence is not None or run.background:
+        return True
+    return bool(run.calls and [call for call in run.calls if call.pause])
 
 
 def left_of(run: RunState | None, clock: Clock, since: float, heard_at: float) -> tuple[float, float]:

@@ -133,8 +133,10 @@ class Driver:
             if vetting is not None and vetting.is_overtaken(self._log.state):
                 self._drop(vetting)
             change, starts = self._plan()
-            if [flight for flight in starts if type(flight.action) is CheckCall]:
-                await self._check_early(change, starts)
+            for flight in starts:
+                if type(flight.action) is CheckCall:
+                    await self._check_early(change, starts)
+                    break
             if change.events:
                 if not await self._append(change):
                     continue
@@ -156,7 +158,9 @@ class Driver:
                     return True
                 continue
             self._arm()
-            await self._wait()
+            self._wakeup = asyncio.get_running_loop().create_future()
+            if not self._stirred:
+                await self._wakeup
 
     async def _check_early(self, change: Change, starts: list[Flight]) -> None:
         """Checks that are awaited begin before the commit, for nothing lasting happens in them.
@@ -203,7 +207,9 @@ class Driver:
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
         checking: set[int] = set()
         grew = True
-        while grew and self._is_ours(change.after):
+        agent = self._desk.binding.spec.name
+        # Nothing is planned for another agent.
+        while grew and agent_of(change.after) == agent:
             grew = False
             takes_none = self._leaving or (self._makes_tools and self._has_to_make_tools(change.after, starts))
             for action in next_actions(change.after):
@@ -212,7 +218,7 @@ class Driver:
                     grew |= self._take(action, change, starts, checking)
 
     def _is_ours(self, state: SessionState) -> bool:
-        """Whether the next work is that of this driver's agent; nothing is planned for another one."""
+        """Whether the next work is that of this driver's agent."""
         return agent_of(state) == self._desk.binding.spec.name
 
     def _has_to_make_tools(self, state: SessionState, starts: list[Flight]) -> bool:
@@ -451,14 +457,9 @@ class Driver:
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
-    async def _wait(self) -> None:
-        self._wakeup = asyncio.get_running_loop().create_future()
-        if self._stirred:
-            return
-        await self._wakeup
-
     def _arm(self) -> None:
-        self._disarm()
+        if self._alarm is not None:
+            self._disarm()
         state = self._log.state
         if not is_timed(state):
             return

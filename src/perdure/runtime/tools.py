@@ -169,7 +169,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
 
     def attached(self, name: str) -> Callable[..., Any] | None:
         """The function that was given with `@tool.check`, `@tool.cancel` or `@tool.listen`."""
-        return cast("dict[str, Any]", self.__dict__).get(f"_{name}")
+        return self.__dict__.get(f"_{name}")
 
     def _attach(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if "_compiled" in self.__dict__:
@@ -222,7 +222,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     def invoke(self, values: Mapping[str, Any], ctx: ToolContext[Any, Any]) -> Any:
         """Calls the function with parsed values; of an async one this is the awaitable."""
         name = self._compiled.signature.context
-        call = cast("Callable[..., Any]", self.function)
+        call: Callable[..., Any] = self.function
         return call(**values) if name is None else call(**values, **{name: ctx})
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -40,9 +40,7 @@ _INSERT_RECORD = "INSERT INTO records (no, seq, at, run, digest, payload) VALUES
 
 def digest(uid: bytes, seq: int, at: int, run: int, payload: bytes) -> bytes:
     """Binds a record to its place, so that swapped rows are noticed as well as damaged ones."""
-    hasher = blake2b(b"%d %d %d %d " % (seq, at, run, len(uid)) + uid, digest_size=16)
-    hasher.update(payload)
-    return hasher.digest()
+    return blake2b(b"%d %d %d %d %b%b" % (seq, at, run, len(uid), uid, payload), digest_size=16).digest()
 
 
 class _Known(msgspec.Struct):
@@ -63,7 +61,7 @@ class Appends:
         self._rows: list[Row] = []
 
     def append(self, batch: Batch) -> None:
-        times = [terms.micros(entry.at) for entry in batch.entries]
+        times = terms.times_of(batch)
         opening = batch.opening
         no = self._insert(batch, opening, times) if opening else self._advance(batch, times[-1])
         self._rows += _rows(batch, no, times)
@@ -87,7 +85,7 @@ class Appends:
             "SELECT no, seq, at, run, digest, payload FROM records WHERE no = ? AND seq > ? ORDER BY seq LIMIT ?",
             (no, batch.expect, len(batch.entries)),
         ).fetchall()
-        return found == _rows(batch, no, [terms.micros(entry.at) for entry in batch.entries])
+        return found == _rows(batch, no, terms.times_of(batch))
 
     def _advance(self, batch: Batch, at: int) -> int:
         known = self._known.get(batch.session)

@@ -51,6 +51,13 @@ def micros(at: float) -> int:
     return round(at * 1_000_000)
 
 
+def times_of(batch: Batch) -> list[int]:
+    """When each entry was made, in microseconds; nearly always at the same time."""
+    first = batch.entries[0].at
+    known = micros(first)
+    return [known if entry.at == first else micros(entry.at) for entry in batch.entries]
+
+
 def wake_of(summary: Summary) -> int | None:
     """When the session has work, in microseconds: 0 is now, None never."""
     if summary.runnable:
