@@ -72,11 +72,11 @@ def canonical(arguments: str) -> bytes:
 
 def digest_of(*parts: bytes | str) -> str:
     """128 bits over the parts, each with its length, as hex."""
-    hasher = blake2b(digest_size=16)
+    framed = b""
     for part in parts:
         data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
-        hasher.update(b"%d:%b" % (len(data), data))
-    return hasher.hexdigest()
+        framed += b"%d:%b" % (len(data), data)
+    return blake2b(framed, digest_size=16).hexdigest()
 
 
 def _is_nested_deeper(data: bytes, limit: int) -> bool:

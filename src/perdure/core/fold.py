@@ -49,7 +49,6 @@ from perdure.core.history import compact, cut, has_room, heard, ratio_of, with_v
 from perdure.core.inputs import change_input, drop_pushes, queue_input, set_trigger, take_inputs
 from perdure.core.messages import (
     Text,
-    ToolCall,
     Usage,
     UserMessage,
 )
@@ -71,11 +70,11 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return _on_responded(replace(state, seq=seq), event)
         case ModelCalled():
             return _on_model_called(replace(state, seq=seq), event)
-        case CallAdvanced(background=True):
-            return go_background(replace(state, seq=seq), event)
         case CallStarted(child=child) if child:
             return replace(state, seq=seq, run=start_child(state.run, event))
-        case CallStarted() | CallAdvanced() | CallChecked() | CallSuspended():
+        case CallAdvanced(background=True):
+            return go_background(replace(state, seq=seq), event)
+        case CallChecked() | CallStarted() | CallAdvanced() | CallSuspended():
             return replace(state, seq=seq, run=with_fact(state.run, event))
         case CallDecided():
             return _on_decided(replace(state, seq=seq), event)
@@ -239,13 +238,12 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     run = state.run
     if run is None:
         return state
-    parts = event.message.parts
     said = estimate_message(event.message)
     # An estimate may be what was reserved: as the size of the view our own is the better one.
     is_counted = event.usage.total and not event.usage.estimated
     tokens = max(0, event.usage.total - run.tokens_saved) if is_counted else state.context_tokens + said
     ratio = ratio_of(state, run, event.usage)
-    calls = tuple(Call(p.call, p.name, p.arguments, p.id) for p in parts if isinstance(p, ToolCall))
+    calls = tuple([Call(made.call, made.name, made.arguments, made.id) for made in event.message.calls])
     repairs = run.repairs
     circles = after_answer(run.circles, event)
     feedback = nudge_answer(circles, state.spec.guards) if state.spec and not run.final else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from perdure.core.events import CallEnded, ModelResponded
-from perdure.core.messages import Part, Plain, ToolCall
+from perdure.core.messages import Part, Plain
 from perdure.core.specs import Guards
 
 REMEMBERED_CALLS = 16
@@ -45,7 +45,7 @@ class Circles(Plain, frozen=True):
 
 
 def after_answer(circles: Circles, event: ModelResponded) -> Circles:
-    has_calls = any(isinstance(part, ToolCall) for part in event.message.parts)
+    has_calls = bool(event.message.calls)
     is_empty = not has_calls and not event.message.text.strip()
     if not (is_empty or circles.empty or circles.truncated):
         return circles

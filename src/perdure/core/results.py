@@ -84,7 +84,10 @@ def end_call(state: SessionState, event: CallEnded) -> SessionState:
         revealed = tuple(dict.fromkeys((*revealed, *event.next.reveal)))
     spilled = state.has_spilled or event.spilled
     state = replace(state, run=run, values=values, has_spilled=spilled, revealed=revealed)
-    return state if [c for c in run.calls if c.status != "ended"] else _add_results(state, run.calls)
+    for other in run.calls:
+        if other.status != "ended":
+            return state
+    return _add_results(state, run.calls)
 
 
 def _with_spent(state: SessionState, run: RunState, spent: Spent) -> tuple[SessionState, RunState]:
@@ -132,8 +135,8 @@ def _add_results(state: SessionState, calls: tuple[Call, ...]) -> SessionState:
         if circles is not run.circles or grace is not circles.grace:
             hidden = run.next.joined(NextTurn(hide=(grace.tool,))) if grace and grace is not circles.grace else run.next
             state = replace(state, run=replace(run, circles=replace(circles, grace=grace), next=hidden))
-    results = tuple(ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None)
-    message = ToolMessage(results)
+    results = [ToolResult(c.ordinal, c.name, c.end.outcome, c.end.parts, c.id) for c in calls if c.end is not None]
+    message = ToolMessage(tuple(results))
     tokens = estimate_message(message)
     state = replace(
         state,

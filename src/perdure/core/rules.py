@@ -48,6 +48,8 @@ COMPACTION_PAUSE = 10
 FULL = 0.95
 """Of the window: from here on there is no room to go on while it is compacted."""
 NOTHING_WANTED = NextTurn()
+UNDER_WAY = ("started", "suspended", "ended")
+"""A call that is one of these asks for nothing more."""
 CUT_OFF = "The call was cut off at the output limit, so it was not carried out."
 
 
@@ -297,8 +299,10 @@ def _end_answered(state: SessionState, run: RunState) -> RunEnded | None:
 def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
     if run.stop:
         return tuple(action for call in run.calls if (action := _stop_call(run, call)))
+    if not [call for call in run.calls if call.status not in UNDER_WAY]:
+        return ()
     cap = state.spec.concurrency if state.spec else None
-    started = [call.sequential for call in run.calls if call.status == "started" or call.is_away]
+    started = [call.sequential for call in run.calls if call.status == "started" or (call.child and call.is_away)]
     running, held, born = len(started), True in started, run.children
     allowed = _calls_within_limit(run)
     actions: list[Action] = []

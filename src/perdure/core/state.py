@@ -216,11 +216,12 @@ def has_due_input(state: SessionState) -> bool:
 
 def find_call(run: RunState | None, ordinal: int) -> Call | None:
     """A call of the turn, or one in the background; of a call that went there, the one that goes on."""
-    for calls in (run.background, run.calls) if run is not None else ():
-        at = place_of(calls, ordinal) if calls else None
-        if at is not None:
-            return calls[at]
-    return None
+    if run is None:
+        return None
+    if run.background and (at := place_of(run.background, ordinal)) is not None:
+        return run.background[at]
+    at = place_of(run.calls, ordinal)
+    return None if at is None else run.calls[at]
 
 
 def in_flight(state: SessionState) -> bool:

@@ -77,12 +77,14 @@ def summarise(state: SessionState) -> Summary:
     else:
         runnable = bool(next_actions(state))
         status = "running" if runnable else "waiting" if state.run else "idle"
-    pending = pending_of(state)
-    paused = [call.pause for call in (*state.run.calls, *state.run.background) if call.pause] if state.run else []
-    times = [pause.expires_at for pause in paused if pause.expires_at is not None]
+    run = state.run
+    calls = (*run.calls, *run.background) if run and run.background else run.calls if run else ()
+    paused = [call.pause for call in calls if call.pause]
+    times = [pause.expires_at for pause in paused if pause.expires_at is not None] if paused else []
     if state.queue:
         times += [queued.at for queued in state.queue if queued.at is not None]
-    wake_at = min(times, default=None)
+    wake_at = min(times) if times else None
+    pending = pending_of(state) if paused else ()
     summary = Summary(agent_of(state), status, runnable, wake_at, pending, state.title, len(state.dead))
     return _with_triggers(summary, state) if state.triggers else summary
 

@@ -53,12 +53,10 @@ class Range(Plain, frozen=True):
 
 def estimate_message(message: Message) -> int:
     match message:
-        case UserMessage(parts=parts):
-            return 4 + estimate_tokens(parts)
-        case AssistantMessage(parts=parts):
+        case AssistantMessage(parts=parts) | UserMessage(parts=parts):
             return 4 + estimate_tokens(parts)
         case ToolMessage(results=results):
-            return 4 + sum(10 + estimate_tokens(result.parts) for result in results)
+            return 4 + sum([10 + estimate_tokens(result.parts) for result in results])
 
 
 def estimate_view(messages: Iterable[Message]) -> int:

@@ -12,6 +12,16 @@ from perdure.runtime.log import Change
 NEVER = float("inf")
 
 
+def is_timed(state: SessionState) -> bool:
+    """Whether the clock has a say at all: most runs wait for nothing but their work."""
+    run = state.run
+    if state.queue or state.triggers or run is None:
+        return bool(state.queue or state.triggers)
+    if run.limits.seconds is not None or run.limits.silence is not None or run.background:
+        return True
+    return bool(run.calls and [call for call in run.calls if call.pause])
+
+
 def left_of(run: RunState | None, clock: Clock, since: float, heard_at: float) -> tuple[float, float]:
     """How long a run may go on with work that is under way `since` then, and how long without a sign of life."""
     if run is None or (run.limits.seconds is None and run.limits.silence is None) or run.stop or run.final:

@@ -38,7 +38,6 @@ from perdure.core.errors import Conflict, StaleEpoch, TransactionLost
 from perdure.core.events import (
     CallEnded,
     Event,
-    InputChanged,
     ModelFailed,
     ModelResponded,
     RunEnded,
@@ -48,7 +47,7 @@ from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, agent_of, find_call
 from perdure.ports import OpenTransaction, Timer
 from perdure.runtime.agent import Binding
-from perdure.runtime.alarms import NEVER, add_due, left_of, wait_for
+from perdure.runtime.alarms import NEVER, add_due, is_timed, left_of, wait_for
 from perdure.runtime.desk import Desk, describe
 from perdure.runtime.directives import Fact, accepted, in_turn
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
@@ -81,6 +80,7 @@ class Driver:
         self._world = world
         self._epoch = heritage.epoch
         self._desk = Desk(log, binding, world, self._note, self._request, heritage.epoch, shared)
+        self._makes_tools = bool(binding.parts.makers)
         self._observers: Observers | None = None
         self._flights: dict[int, Flight] = {}
         self._sealed = Sealed()
@@ -137,8 +137,10 @@ class Driver:
             if vetting is not None and vetting.is_overtaken(self._log.state):
                 self._drop(vetting)
             change, starts = self._plan()
-            if [flight for flight in starts if type(flight.action) is CheckCall]:
-                await self._check_early(change, starts)
+            for flight in starts:
+                if type(flight.action) is CheckCall:
+                    await self._check_early(change, starts)
+                    break
             if change.events:
                 if not await self._append(change):
                     continue
@@ -160,7 +162,9 @@ class Driver:
                     return True
                 continue
             self._arm()
-            await self._wait()
+            self._wakeup = asyncio.get_running_loop().create_future()
+            if not self._stirred:
+                await self._wakeup
 
     async def _check_early(self, change: Change, starts: list[Flight]) -> None:
         """Checks that are awaited begin before the commit, for nothing lasting happens in them.
@@ -187,7 +191,7 @@ class Driver:
         for command in self._requests:
             change.add(accepted(change.after, command))
         starts: list[Flight] = []
-        if not self._leaving:
+        if not self._leaving and is_timed(change.after):
             add_due(change, self._world.clock.now(), *self._left(change.after))
         self._ask_rules(change, starts)
         return change, starts
@@ -201,17 +205,19 @@ class Driver:
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
         checking: set[int] = set()
         grew = True
-        while grew and self._is_ours(change.after):
+        agent = self._desk.binding.spec.name
+        # Nothing is planned for another agent.
+        while grew and agent_of(change.after) == agent:
             grew = False
-            takes_none = self._leaving or self._has_to_make_tools(change.after, starts)
+            takes_none = self._leaving or (self._makes_tools and self._has_to_make_tools(change.after, starts))
             for action in next_actions(change.after):
                 # Who leaves takes no new work; an end that somebody asks for, or that is due, is none.
                 if not takes_none or isinstance(action, ENDS):
                     grew |= self._take(action, change, starts, checking)
 
     def _is_ours(self, state: SessionState) -> bool:
-        """Whether the next work is that of this driver's agent; nothing is planned for another one."""
-        return agent_of(state) == self._binding.spec.name
+        """Whether the next work is that of this driver's agent."""
+        return agent_of(state) == self._desk.binding.spec.name
 
     def _has_to_make_tools(self, state: SessionState, starts: list[Flight]) -> bool:
         """Whether the tools of the run have to be made first."""
@@ -285,7 +291,7 @@ class Driver:
     async def _append(self, change: Change) -> bool:
         """Commits; False after a conflict: the facts stay, everything else is asked for again."""
         try:
-            await self._patiently(self._log.append, change, epoch=self._epoch, within=self._within)
+            await patiently(self._world.clock, self._log.append, change, epoch=self._epoch, within=self._within)
         except StaleEpoch:
             raise
         except TransactionLost as error:
@@ -324,7 +330,7 @@ class Driver:
         self._flights[slot] = flight
         self._desk.sign_at = max(self._desk.sign_at, self._lap_from)
         if isinstance(flight.action, RunTool):
-            tool = self._binding.tools[flight.action.name]
+            tool = self._desk.binding.tools[flight.action.name]
             # A sub-agent's time is that of its session; starting that takes none.
             seconds = tool.timeout if tool.sub_agent is None else None
             if flight.deadline is not None:
@@ -359,14 +365,13 @@ class Driver:
                 now = self._world.clock.monotonic()
                 event = replace(event, seconds=round(now - self._lap_from, 6))
                 self._lap_from = now
+                facts = flight.facts(event) if flight.after or flight.settle else [event]
             case _:
-                pass
+                facts = flight.facts(event)
         if self._sealed.takes(flight, event):
             self._stir()
-        elif flight.after or flight.settle is not None or isinstance(event, RunEnded | InputChanged):
-            self._note_all(flight.facts(event))
         else:
-            self._note(event)
+            self._note_all(facts)
 
     def _note(self, event: Event) -> None:
         self._facts.append(event)
@@ -410,7 +415,7 @@ class Driver:
         """A check whose call, or an end whose run, is over serves nobody, and must not hold up the session."""
         state = self._log.state
         run = state.run
-        if not self._is_ours(state):
+        if COMPACTION in self._flights and not self._is_ours(state):
             # Another agent is not held up by a summary; it asks for its own.
             self._break_off(COMPACTION, "stop")
         if run is not None and run.stop is None:
@@ -460,15 +465,12 @@ class Driver:
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
-    async def _wait(self) -> None:
-        self._wakeup = asyncio.get_running_loop().create_future()
-        if self._stirred:
-            return
-        await self._wakeup
-
     def _arm(self) -> None:
-        self._disarm()
+        if self._alarm is not None:
+            self._disarm()
         state = self._log.state
+        if not is_timed(state):
+            return
         left = min(*self._left(state), wait_for(state, self._world.clock.now()))
         if left != NEVER:
             self._alarm = self._world.clock.call_later(max(0.0, left), self._stir)

@@ -208,6 +208,8 @@ def slot_of(action: Awaited) -> int:
     match action:
         case CallModel():
             return MODEL
+        case RunTool() | CheckCall():
+            return action.call
         case CompactHistory():
             return COMPACTION
         case VetInput():

@@ -118,7 +118,7 @@ def intend_model(desk: Desk, action: CallModel, state: SessionState) -> tuple[Ev
 def intend_tool(desk: Desk, action: RunTool, state: SessionState) -> tuple[list[Event], Flight | None]:
     """The intent and the flight; or what becomes of a call that cannot start."""
     call = find_call(state.run, action.call)
-    intent = start_of(desk, action, state)
+    intent = start_of(desk, action, state, call)
     if not isinstance(intent, CallStarted):
         return [intent], None
     expires_at = call.expires_at if call else None

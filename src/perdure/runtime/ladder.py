@@ -7,7 +7,7 @@ recovery is a fact. Rule 3: what was shown and does not count is announced as di
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from random import random
 
 import msgspec
@@ -195,8 +195,9 @@ class Ladder:
                 if not len(items) % YIELD_EVERY:
                     await asyncio.sleep(0)
         finally:
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
         raise ModelError("The stream ended without an answer.", kind="cut")
 
     async def _after(self, error: ModelError, at: int, number: int) -> Step | ModelResponse:

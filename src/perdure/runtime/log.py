@@ -128,10 +128,11 @@ class SessionLog:
         within: OpenTransaction | None = None,
     ) -> None:
         """Commits the change durably, with what a tool has written, then shows it to whoever watches."""
+        await self._lock.acquire()
         try:
-            async with self._lock:
-                await self._append(change, epoch, opening, within)
+            await self._append(change, epoch, opening, within)
         finally:
+            self._lock.release()
             self._heed_hint()
 
     async def propose(self, decide: Callable[[SessionState], Iterable[Event]]) -> tuple[Event, ...]:
@@ -309,6 +310,6 @@ class SessionLog:
             for predicate, future in self._waiters:
                 if not future.done() and predicate(state):
                     future.set_result(None)
-            self._waiters = [(p, f) for p, f in self._waiters if not f.done()]
+            self._waiters = [waiter for waiter in self._waiters if not waiter[1].done()]
         if self._listener is not None:
             self._listener()

@@ -124,10 +124,12 @@ def to_parts(value: Input) -> tuple[tuple[Part, ...], dict[str, bytes]]:
 
 def result_parts(value: object, artifacts: Artifacts) -> tuple[Part, ...]:
     """The parts of a tool's result; their bytes go into `artifacts`. ValueError if no model can read it."""
-    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
-    if any(isinstance(item, Image | Document | Artifact | bytes) for item in items):
-        return tuple(_result_part(item, artifacts) for item in items)
-    return (_result_part(cast(object, value), artifacts),)
+    whole = value
+    if isinstance(value, list | tuple):
+        items = cast("Sequence[object]", value)
+        if any(isinstance(item, Image | Document | Artifact | bytes) for item in items):
+            return tuple(_result_part(item, artifacts) for item in items)
+    return (_result_part(whole, artifacts),)
 
 
 def clean_text(text: str) -> str:

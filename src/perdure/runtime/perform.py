@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from functools import partial
 
 from msgspec.structs import replace
@@ -57,19 +58,24 @@ from perdure.runtime.waste import Waste
 async def perform(desk: Desk, flight: Flight) -> Event:
     """The one event that an action comes to."""
     action, stand_in = flight.action, desk.world.stand_in
-    if isinstance(action, RecallChild | ReportEnd | DeliverMessage):
-        if isinstance(action, RecallChild):
-            flight.settle = unless_ended
-        event = await stand_in(desk, action) if stand_in is not None else None
-        return as_kept(await _run_errand(desk, action) if event is None else event)
-    if isinstance(action, MakeTools):
-        return await make_tools(desk, flight, action)
-    if isinstance(action, CallModel):
-        desk.waste = Waste()
-    elif isinstance(action, CompactHistory):
-        desk.aside = Waste()
-    elif isinstance(action, VetInput):
-        flight.state = desk.log.state
+    match action:
+        case CallModel():
+            desk.waste = Waste()
+        case RunTool():
+            pass
+        case RecallChild() | ReportEnd() | DeliverMessage():
+            if isinstance(action, RecallChild):
+                flight.settle = unless_ended
+            event = await stand_in(desk, action) if stand_in is not None else None
+            return as_kept(await _run_errand(desk, action) if event is None else event)
+        case MakeTools():
+            return await make_tools(desk, flight, action)
+        case CompactHistory():
+            desk.aside = Waste()
+        case VetInput():
+            flight.state = desk.log.state
+        case _:
+            pass
     event = await stand_in(desk, action) if stand_in is not None else None
     if event is None and desk.layers:
         innermost = partial(_perform, desk, flight)
@@ -129,27 +135,31 @@ def _counted(desk: Desk, event: HistoryCompacted) -> HistoryCompacted:
     return HistoryCompacted(event.view, event.cause, tokens_before=before, error=NO_PROGRESS, by=event.by)
 
 
-async def _perform(desk: Desk, flight: Flight, action: Action) -> Event:
+def _perform(desk: Desk, flight: Flight, action: Action) -> Awaitable[Event]:
     match action:
         case CallModel():
-            return await call_model(desk, flight, action)
+            return call_model(desk, flight, action)
         case RunTool():
-            return await run_tool(desk, flight, action)
+            return run_tool(desk, flight, action)
         case CheckCall():
-            return await check_call(desk, flight, action)
+            return check_call(desk, flight, action)
         case EndOperation():
-            return await end_operation(desk, action)
+            return end_operation(desk, action)
         case CompactHistory():
-            own = await before_compaction(desk, flight, action) if desk.hooks.compaction else None
-            return await compact_history(desk, action) if own is None else own
+            return _compact(desk, flight, action)
         case VetInput(input=input):
-            return await vet_input(desk, flight, input)
+            return vet_input(desk, flight, input)
         case EndRun(end=end):
-            return await natural_end(desk, flight, end)
+            return natural_end(desk, flight, end)
         case SwitchAgent():
-            return await switch_agent(desk, flight, action)
+            return switch_agent(desk, flight, action)
         case _:
             raise UsageError(f"Middleware passed on {type(action).__name__}; pass on the action it was given.")
+
+
+async def _compact(desk: Desk, flight: Flight, action: CompactHistory) -> Event:
+    own = await before_compaction(desk, flight, action) if desk.hooks.compaction else None
+    return await compact_history(desk, action) if own is None else own
 
 
 def _fitting(desk: Desk, flight: Flight, event: object) -> Event:

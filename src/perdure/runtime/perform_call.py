@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
@@ -36,12 +37,13 @@ from perdure.runtime.tools import Tool
 MAX_BACKOFF = 10.0
 
 
-def start_of(desk: Desk, action: RunTool, state: SessionState) -> CallStarted | CallEnded | CallChecked:
+def start_of(
+    desk: Desk, action: RunTool, state: SessionState, call: Call | None
+) -> CallStarted | CallEnded | CallChecked:
     """The intent to commit before the tool starts; a tool that is gone from the code ends the call instead.
 
     What was approved and is not what would run now is taken back: it is judged and asked about again.
     """
-    call = find_call(state.run, action.call)
     tool = desk.binding.tools.get(action.name)
     if tool is None:
         return _not_started(action, tool, "the tool no longer exists.")
@@ -107,7 +109,7 @@ async def run_tool(desk: Desk, flight: Flight, action: RunTool) -> Event:
         own, values = (came, values) if isinstance(came, Result) else (None, came)
     if tool.sub_agent is not None and own is None:
         return await _start_child(desk, flight, action, values)
-    ended = await _run(desk, flight, action, values, context, own)
+    ended = await _run(desk, flight, action, values, context, _edited(call), own)
     return await after_tool(desk, flight, action, values, ended) if desk.hooks.after_tool else ended
 
 
@@ -126,11 +128,11 @@ async def _run(
     action: RunTool,
     values: dict[str, Any],
     context: ToolContext[Any, Any],
+    edited: tuple[Part, ...],
     own: Result | None,
 ) -> CallEnded:
     """What comes of the tool, or of the result that a hook gave in its place."""
     tool = desk.binding.tools[action.name]
-    edited = _edited(find_call(desk.log.state.run, action.call))
     desk.contexts[action.call] = context
     try:
         value = await _carry_out(desk, flight, action, values, context) if own is None else own.value
@@ -281,10 +283,10 @@ def _context(desk: Desk, action: RunTool, call: Call | None, flight: Flight) -> 
     )
 
 
-async def _invoke(desk: Desk, tool: Tool[..., Any], values: dict[str, Any], context: ToolContext[Any, Any]) -> Any:
+def _invoke(desk: Desk, tool: Tool[..., Any], values: dict[str, Any], context: ToolContext[Any, Any]) -> Awaitable[Any]:
     if tool.is_async:
-        return await tool.invoke(values, context)
-    return await desk.world.threads.submit(partial(tool.invoke, values, context))
+        return tool.invoke(values, context)
+    return desk.world.threads.submit(partial(tool.invoke, values, context))
 
 
 def _edited(call: Call | None) -> tuple[Part, ...]:

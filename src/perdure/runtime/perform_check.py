@@ -132,6 +132,8 @@ def _changed_since(desk: Desk, action: CheckCall, case: Case) -> Judgement | Non
     known = state.run.tools if state.run else ()
     if state.spec_digest != desk.binding.digest:
         known = (*state.spec.tools, *known)
+    if not known:
+        return None
     pinned = next((spec for spec in known if spec.name == action.name), None)
     fields = changes_of_tool(pinned, case.spec) if pinned is not None else []
     if not fields:
@@ -220,7 +222,8 @@ def find_spec(desk: Desk, name: str) -> ToolSpec | None:
 
 
 def _open_case(desk: Desk, action: CheckCall) -> CallChecked | Case:
-    spec, tool, state = find_spec(desk, action.name), desk.binding.tools.get(action.name), desk.log.state
+    tool, state = desk.binding.tools.get(action.name), desk.log.state
+    spec = tool.spec if tool is not None else find_spec(desk, action.name)
     if spec is None:
         declared = state.run.tools if state.run else ()
         known = ", ".join(item.name for item in (*desk.binding.spec.tools, *declared)) or "none"

@@ -111,6 +111,9 @@ async def _build_request(
         around = await _surround(desk, state, run, action)
     else:
         around = Surroundings(_words_of(desk, state), suffix=behind(state, action.turn))
+    tools = () if action.final else _tools_of(desk, state, run, action.next)
+    if desk.binding.conditional and not action.final:
+        tools = await _shown(desk, state, run, tools)
     wished = action.next.settings if action.next else None
     settings = run.settings.merged(wished).merged(action.settings)
     if max_tokens is not None and max_tokens != settings.max_tokens:
@@ -119,7 +122,7 @@ async def _build_request(
         run.model or desk.binding.spec.model,
         around.instructions,
         transcript(state),
-        () if action.final else await _shown(desk, state, run, _tools_of(desk, state, run, action.next)),
+        tools,
         settings,
         None if run.output == PLAIN_TEXT else run.output,
         preface=around.preface,
@@ -200,8 +203,6 @@ def _tools_of(desk: Desk, state: SessionState, run: RunState, next: NextTurn | N
 
 async def _shown(desk: Desk, state: SessionState, run: RunState, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
     """Those of the tools whose condition holds now; a call of another one is refused in this turn."""
-    if not desk.binding.conditional:
-        return tools
     desk.shown = (run.turn, {})
     return tuple([tool for tool in tools if await is_shown(desk, state, tool.name)])
 

@@ -170,7 +170,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
 
     def attached(self, name: str) -> Callable[..., Any] | None:
         """The function that was given with `@tool.check`, `@tool.cancel` or `@tool.listen`."""
-        return cast("dict[str, Any]", self.__dict__).get(f"_{name}")
+        return self.__dict__.get(f"_{name}")
 
     def _attach(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if "_compiled" in self.__dict__:
@@ -225,10 +225,13 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     ) -> Any:
         """Calls the function with parsed values; of an async one this is the awaitable."""
         signature = self._compiled.signature
+        call: Callable[..., Any] = self.function
+        if signature.context is None and signature.transaction is None:
+            return call(**values)
         given: dict[str, Any] = {} if signature.context is None else {signature.context: ctx}
         if signature.transaction is not None:
             given[signature.transaction] = transaction
-        return cast("Callable[..., Any]", self.function)(**values, **given)
+        return call(**values, **given)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         signature = self._compiled.signature

@@ -18,13 +18,16 @@ def price_of(model: Model, usage: Usage) -> float | None:
         return None
 
 
+_NOTHING = Usage()
+
+
 class Waste:
     """The sum over one turn's attempts."""
 
     __slots__ = ("cost_usd", "usage")
 
-    def __init__(self, usage: Usage | None = None, cost_usd: float | None = 0.0) -> None:
-        self.usage = usage or Usage()
+    def __init__(self, usage: Usage = _NOTHING, cost_usd: float | None = 0.0) -> None:
+        self.usage = usage
         self.cost_usd = cost_usd
 
     def join(self, other: Waste) -> None:

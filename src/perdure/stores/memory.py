@@ -97,7 +97,8 @@ class MemoryStore:
     async def append(self, batch: Batch) -> None:
         self._check_use()
         terms.checked(batch)
-        lines = [(terms.micros(entry.at), entry.run, entry.payload) for entry in batch.entries]
+        times = terms.times_of(batch)
+        lines = [(at, entry.run, entry.payload) for at, entry in zip(times, batch.entries, strict=True)]
         wake = terms.wake_of(batch.summary)
         summary = batch.summary
         if summary.pending:

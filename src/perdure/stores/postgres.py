@@ -166,7 +166,7 @@ class PostgresStore:
     async def append(self, batch: Batch) -> None:
         parts = self._use()
         terms.checked(batch)
-        times = [terms.micros(entry.at) for entry in batch.entries]
+        times = terms.times_of(batch)
         sql, values = (_OPEN, opening_values(batch, times)) if batch.opening else (_APPEND, append_values(batch, times))
         said = await self._ask("fetchval", sql, *values, tries=4)
         head = batch.expect + len(times)

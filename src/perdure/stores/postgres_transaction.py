@@ -44,7 +44,7 @@ class PostgresTransaction:
         if self._connection is None:
             raise TransactionLost(LOST)
         terms.checked(batch)
-        values = append_values(batch, [terms.micros(entry.at) for entry in batch.entries])
+        values = append_values(batch, terms.times_of(batch))
         try:
             said = await self._connection.fetchval(self._append, *values)
         except _failures() as error:

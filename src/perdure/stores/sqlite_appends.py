@@ -54,7 +54,7 @@ class Appends:
         self._rows: list[Row] = []
 
     def append(self, batch: Batch) -> None:
-        times = [terms.micros(entry.at) for entry in batch.entries]
+        times = terms.times_of(batch)
         opening = batch.opening
         no = self._insert(batch, opening, times) if opening else self._advance(batch, times[-1])
         self._rows += _rows(batch, no, times)
@@ -78,7 +78,7 @@ class Appends:
             "SELECT no, seq, at, run, digest, payload FROM records WHERE no = ? AND seq > ? ORDER BY seq LIMIT ?",
             (no, batch.expect, len(batch.entries)),
         ).fetchall()
-        return found == _rows(batch, no, [terms.micros(entry.at) for entry in batch.entries])
+        return found == _rows(batch, no, terms.times_of(batch))
 
     def _advance(self, batch: Batch, at: int) -> int:
         known = self._known.get(batch.session)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import apsw
 import msgspec
@@ -87,17 +87,14 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        open_ = True
-        while open_:
-            request = self._queue.get()
-            group: list[Request] = []
-            with contextlib.suppress(Empty):
-                while request is not None:
-                    group.append(request)
-                    request = self._queue.get_nowait()
-                open_ = False
-            if group:
-                self._serve(group)
+        queue = self._queue
+        while (request := queue.get()) is not None:
+            group = [request]
+            while not queue.empty() and (request := queue.get()) is not None:
+                group.append(request)
+            self._serve(group)
+            if request is None:
+                break
         self._drop_connection()
 
     def _serve(self, group: list[Request]) -> None:

@@ -43,9 +43,7 @@ def checked(batch: Batch) -> None:
 
 def digest(uid: bytes, seq: int, at: int, run: int, payload: bytes) -> bytes:
     """Binds a record to its place, so that swapped rows are noticed as well as damaged ones."""
-    hasher = blake2b(b"%d %d %d %d " % (seq, at, run, len(uid)) + uid, digest_size=16)
-    hasher.update(payload)
-    return hasher.digest()
+    return blake2b(b"%d %d %d %d %b%b" % (seq, at, run, len(uid), uid, payload), digest_size=16).digest()
 
 
 def check_text(text: str) -> None:
@@ -60,6 +58,13 @@ def micros(at: float) -> int:
     if not -_FARTHEST < at < _FARTHEST:
         raise UsageError(f"{at!r} is no time a store can keep; give seconds since 1970.")
     return round(at * 1_000_000)
+
+
+def times_of(batch: Batch) -> list[int]:
+    """When each entry was made, in microseconds; nearly always at the same time."""
+    first = batch.entries[0].at
+    known = micros(first)
+    return [known if entry.at == first else micros(entry.at) for entry in batch.entries]
 
 
 def wake_of(summary: Summary) -> int | None:
