@@ -2,6 +2,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements/dev.txt
+RESTATE := $(VENV)/restate
+RESTATE_STAMP := $(VENV)/.restate
+RESTATE_SERVER := @restatedev/restate-server@1.7.12
 
 # The first interpreter that is new enough; override with `make PYTHON=/path/to/python`.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -16,12 +19,12 @@ PYTEST := $(BIN)/pytest -n auto --dist worksteal
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Create .venv from the lock, with perdure installed in place
+setup: $(STAMP) $(RESTATE_STAMP) ## Create .venv from the lock, with perdure installed in place
 
 demo: $(STAMP) ## See an agent killed and nothing done twice or lost, in under a minute
 	$(BIN)/perdure demo
 
-test: static ## Everything a change must pass: format, lint, types, layers, all tests
+test: static $(RESTATE_STAMP) ## Everything a change must pass: format, lint, types, layers, all tests
 	$(PYTEST)
 
 check: static ## The fast part of `make test`, without the slow tests
@@ -33,10 +36,10 @@ static: $(STAMP) ## Format, lint, layers and types only
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
 
-sweep: $(STAMP) ## The long crash sweeps
+sweep: $(STAMP) $(RESTATE_STAMP) ## The long crash sweeps
 	$(PYTEST) -m sweep
 
-soak: $(STAMP) ## Ten minutes of noise for the parsers, and hours of workers that die
+soak: $(STAMP) $(RESTATE_STAMP) ## Ten minutes of noise for the parsers, and hours of workers that die
 	PERDURE_SOAK_SECONDS=1200 $(PYTEST) tests/models/test_fuzz.py
 	PERDURE_TRIALS=30 $(BIN)/pytest tests/engines/test_trials.py
 
@@ -71,3 +74,9 @@ $(STAMP): $(LOCK) pyproject.toml | python
 	$(PIP) install --no-deps --no-build-isolation -e .
 	$(PIP) check
 	@touch $@
+
+# The server behind one of the engines comes from npm, for its tests only; without npm they are skipped, and say so.
+$(RESTATE_STAMP): | $(STAMP)
+	@npm install --prefix $(RESTATE) --no-save --no-package-lock --ignore-scripts --no-audit --no-fund --silent \
+		--fetch-retries=1 $(RESTATE_SERVER) && touch $@ || \
+		echo "Restate's server could not be had from npm: what needs it is not tested." >&2

@@ -101,13 +101,16 @@ def resolve_engine(
     concurrency: int | None = None,
     queues: Sequence[str] | None = None,
 ) -> Engine | None:
-    """`local`, `dbos`, `temporal://HOST:PORT/NAMESPACE`, or an Engine; None: submits and follows, never drives."""
+    """`local`, `dbos`, `temporal://HOST:PORT/NAMESPACE`, `restate://HOST:PORT?…`, or an Engine.
+
+    None: submits and follows, never drives.
+    """
     if engine is None or not isinstance(engine, str):
         return engine
     name, _, rest = engine.partition("://")
-    make = {"local": _local, "dbos": _dbos, "temporal": _temporal}.get(name)
-    if make is None or (rest and name != "temporal"):
-        known = "'local', 'dbos', 'temporal://HOST:PORT'"
+    make = {"local": _local, "dbos": _dbos, "temporal": _temporal, "restate": _restate}.get(name)
+    if make is None or (rest and name not in ("temporal", "restate")):
+        known = "'local', 'dbos', 'temporal://HOST:PORT', 'restate://HOST:PORT'"
         raise UsageError(f"{engine!r} names no engine; take {known}, or None to submit and follow only.")
     try:
         return make(rest, clock, store, concurrency, queues)
@@ -139,6 +142,12 @@ def _temporal(
     host, _, namespace = (address or os.environ.get("TEMPORAL_ADDRESS", "localhost:7233")).partition("/")
     namespace = namespace or os.environ.get("TEMPORAL_NAMESPACE", "default")
     return TemporalEngine(host, clock, namespace=namespace, concurrency=concurrency, queues=queues)
+
+
+def _restate(address: str, clock: Clock, store: Store, concurrency: int | None, queues: Sequence[str] | None) -> Engine:
+    from perdure.engines.restate import restate_engine
+
+    return restate_engine(address, clock, concurrency, queues)
 
 
 @runtime_checkable

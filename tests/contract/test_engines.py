@@ -9,12 +9,14 @@ from secrets import token_hex
 import pytest
 
 from perdure.engines.dbos import DbosEngine
+from perdure.engines.restate import RestateEngine
 from perdure.engines.temporal import TemporalEngine
 from perdure.ports import Engine
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.local import LocalEngine
 from perdure.testing import ManualClock
 from perdure.testing.engine_contract import CHECKS, Sheet, check_engine, check_submit
+from tests.engines.restate_server import RestateServer, free_port
 from tests.engines.temporal_server import TemporalServer
 from tests.postgres import new_schema
 
@@ -48,6 +50,22 @@ async def test_temporal(check: Callable[..., object], temporal: str, monkeypatch
     monkeypatch.setattr("perdure.runtime.lookout.LOOK_EVERY", 0.1)
     prefix = token_hex(4)
     await check(lambda: TemporalEngine(temporal, SystemClock(), prefix=prefix))
+
+
+@pytest.fixture(scope="module")
+def restate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestateServer]:
+    server = RestateServer(tmp_path_factory.mktemp("restate"))
+    asyncio.run(server.start())
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+async def test_restate(check: Callable[..., object], restate: RestateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.runtime.lookout.LOOK_EVERY", 0.1)
+    serve = f"127.0.0.1:{free_port()}"
+    clock, prefix = SystemClock(), f"t{token_hex(4)}"
+    await check(lambda: RestateEngine(clock, restate.ingress, admin=restate.admin, serve=serve, prefix=prefix))
 
 
 class Deaf(LocalEngine):

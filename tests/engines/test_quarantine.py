@@ -19,6 +19,7 @@ from perdure.runtime.quarantine import MAX_DEATHS, deaths_of, is_suspect
 from perdure.stores.memory import MemoryStore
 from perdure.testing.store_samples import IDLE, entry, first
 from tests.engines.clerks import clerk
+from tests.engines.restate_server import RestateServer
 from tests.engines.trial import CLERK, PERDURE, events
 from tests.postgres import OwnServer
 
@@ -111,7 +112,15 @@ async def test_a_session_that_kills_its_workers_is_quarantined_and_harms_no_othe
 
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["local", "dbos"])
+@pytest.mark.parametrize("engine", ["local", "dbos", "restate"])
 async def test_the_same_on_postgresql(engine: str, tmp_path: Path, server: OwnServer) -> None:
     """Every death takes as long as a heartbeat may fail to come."""
-    await quarantined(tmp_path, server.url, engine, 200)
+    if engine != "restate":
+        await quarantined(tmp_path, server.url, engine, 200)
+        return
+    behind = RestateServer(tmp_path)
+    await behind.start()
+    try:
+        await quarantined(tmp_path, server.url, behind.address, 200)
+    finally:
+        behind.kill()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.restate_server import RestateServer
 from tests.engines.temporal_server import TemporalServer
 from tests.engines.trial import Plan, Trial
 from tests.postgres import OwnServer
@@ -20,16 +21,21 @@ TEMPORALS = 24
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(TRIALS))
-@pytest.mark.parametrize("engine", ["local", "dbos", "temporal"])
+@pytest.mark.parametrize("engine", ["local", "dbos", "temporal", "restate"])
 async def test_workers_die_and_nothing_is_lost(
     engine: str, seed: int, tmp_path: Path, server: OwnServer, record_property: pytest.RecordProperty
 ) -> None:
-    behind = None
+    behind: TemporalServer | RestateServer | None = None
+    sessions = SESSIONS
     if engine == "temporal":
         behind = TemporalServer(tmp_path)
-        await behind.start()
         engine = f"temporal://{behind.address}"
-    sessions = min(SESSIONS, TEMPORALS) if behind else SESSIONS
+        sessions = min(SESSIONS, TEMPORALS)
+    elif engine == "restate":
+        behind = RestateServer(tmp_path)
+        engine = behind.address
+    if behind is not None:
+        await behind.start()
     try:
         trial = Trial(tmp_path, server, Plan(engine, sessions, TURNS, seed=seed, concurrency=sessions // 2), behind)
         assert await trial.run() == []

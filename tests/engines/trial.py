@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import asyncpg
 
@@ -24,13 +24,18 @@ from perdure.ports import Record
 from perdure.stores.postgres import PostgresStore
 from tests.engines.clerks import DEEDS, clerk
 from tests.engines.evidence import broken
-from tests.engines.temporal_server import TemporalServer
 from tests.postgres import OwnServer
 
 PERDURE = str(Path(sys.executable).parent / "perdure")
 CLERK = f"{Path(__file__).parent / 'clerks.py'}:clerk"
 PATIENCE = 90.0
 TAKEN_OVER_WITHIN = 15.0
+
+
+class Behind(Protocol):
+    """The server of an engine."""
+
+    async def restart(self) -> None: ...
 
 
 @dataclass
@@ -115,7 +120,7 @@ class Crew:
 class Trial:
     """`behind`: the server of the engine, if it has one."""
 
-    def __init__(self, folder: Path, server: OwnServer, plan: Plan, behind: TemporalServer | None = None) -> None:
+    def __init__(self, folder: Path, server: OwnServer, plan: Plan, behind: Behind | None = None) -> None:
         self.plan = plan
         self._behind = behind
         self.figures = Figures()

@@ -16,7 +16,9 @@ def worker(
         typer.Option("--agents", "-a", help="An agent's code, as FILE.py:NAME; once for each.", show_default=False),
     ] = None,
     store: StoreOption = None,
-    engine: Annotated[str, typer.Option(help="Who decides which worker drives what: local or dbos.")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="Who decides which worker drives what: local, dbos, temporal://… or restate://…")
+    ] = "local",
     model: ModelOption = None,
     concurrency: Annotated[
         int | None, typer.Option(help="How many sessions at once.", min=1, show_default="no limit")
