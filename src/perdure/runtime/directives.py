@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from perdure.core.accept import accept
 from perdure.core.commands import Command, SendInput, SendMessage, StopRun
 from perdure.core.errors import PerdureError, UsageError
-from perdure.core.events import Address, Event, Noted
+from perdure.core.events import Address, Event, Noted, RunEnded
 from perdure.core.fold import fold
 from perdure.core.messages import JSON, Part
 from perdure.core.specs import Limits
 from perdure.core.state import SessionState, has_due_input
 from perdure.runtime.given import given_name, given_text
 from perdure.runtime.limits import grant
+from perdure.runtime.log import Change
 from perdure.runtime.media import Input, clean_text, to_parts
 from perdure.runtime.plain import to_plain
 
@@ -207,6 +208,14 @@ def in_turn(state: SessionState, facts: Iterable[Fact]) -> list[Event]:
         state = fold(events, state)
         made += events
     return made
+
+
+def add_facts(change: Change, facts: Iterable[Fact]) -> None:
+    """Each in its turn; an end of a run that somebody ended meanwhile is left out."""
+    for fact in facts:
+        if isinstance(fact, RunEnded) and (change.after.run is None or change.after.run.run != fact.run):
+            continue
+        change.add(fact(change.after) if callable(fact) else (fact,))
 
 
 def _commanded(command: Command) -> Late:

@@ -49,7 +49,7 @@ from perdure.ports import OpenTransaction, Timer
 from perdure.runtime.agent import Binding
 from perdure.runtime.alarms import NEVER, add_due, is_timed, left_of, wait_for
 from perdure.runtime.desk import Desk, describe
-from perdure.runtime.directives import Fact, accepted, in_turn
+from perdure.runtime.directives import Fact, accepted, add_facts, in_turn
 from perdure.runtime.flight import COMPACTION, VETTING, Cause, Flight, Prepared, slot_of
 from perdure.runtime.hook_phases import is_watched
 from perdure.runtime.intents import intend_model, intend_tool, pick_up, start_run, suspend
@@ -178,7 +178,7 @@ class Driver:
             await asyncio.sleep(0)
             planned, requests = self._planned
             self._planned = (len(self._facts), requests)
-            self._add_facts(change, self._facts[planned:])
+            add_facts(change, self._facts[planned:])
             self._ask_rules(change, starts)
 
     def _plan(self) -> tuple[Change, list[Flight]]:
@@ -186,8 +186,8 @@ class Driver:
         change = Change(self._log.state)
         # What is noted while we plan belongs to the next plan.
         self._planned = (len(self._facts), len(self._requests))
-        self._add_facts(change, self._facts)
-        self._within = self._sealed.join(change, self._add_facts)
+        add_facts(change, self._facts)
+        self._within = self._sealed.join(change)
         for command in self._requests:
             change.add(accepted(change.after, command))
         starts: list[Flight] = []
@@ -195,12 +195,6 @@ class Driver:
             add_due(change, self._world.clock.now(), *self._left(change.after))
         self._ask_rules(change, starts)
         return change, starts
-
-    def _add_facts(self, change: Change, facts: Sequence[Fact]) -> None:
-        for fact in facts:
-            if isinstance(fact, RunEnded) and (change.after.run is None or change.after.run.run != fact.run):
-                continue  # somebody ended it while others were asked about its end
-            change.add(fact(change.after) if callable(fact) else (fact,))
 
     def _ask_rules(self, change: Change, starts: list[Flight]) -> None:
         checking: set[int] = set()

@@ -7,7 +7,7 @@ committed with its writes is forgotten, and its tool run again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from perdure.core.actions import RunTool
 from perdure.core.errors import UsageError
@@ -15,7 +15,7 @@ from perdure.core.events import CallEnded, Event
 from perdure.core.state import SessionState, find_call
 from perdure.ports import OpenTransaction, Store, Transacts
 from perdure.runtime.agent import Binding
-from perdure.runtime.directives import Fact
+from perdure.runtime.directives import Fact, add_facts
 from perdure.runtime.flight import Flight
 from perdure.runtime.log import Change
 
@@ -55,12 +55,12 @@ class Sealed:
         self._waiting.append((flight, flight.facts(event)))
         return True
 
-    def join(self, change: Change, add: Callable[[Change, Sequence[Fact]], None]) -> OpenTransaction | None:
+    def join(self, change: Change) -> OpenTransaction | None:
         """Adds the first of them to a change; the transaction in which that is to be committed."""
         while self._waiting:
             flight, facts = self._waiting[0]
             if _is_started(change.after, flight):
-                add(change, facts)
+                add_facts(change, facts)
                 return flight.transaction
             # Its commit came through although nobody said so, or somebody else ended the call.
             self.drop(self._waiting.pop(0)[0])
