@@ -85,8 +85,8 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
         return actions
     if run.awaiting == "model":
         return (AbortModel(run.turn),) if run.stop and not _is_last_word(run) else ()
-    if run.calls and (open_calls := {call.status for call in run.calls}) != ENDED:
-        return () if open_calls <= UNDER_WAY and not run.stop else _call_actions(state, run)
+    if run.calls and (statuses := {call.status for call in run.calls}) != ENDED:
+        return () if statuses <= UNDER_WAY and not run.stop else _call_actions(state, run)
     if run.stop and run.stop.cause not in ("seconds", "silence") and run.background:
         return ()
     if run.stop and (end := _end_stopped(run, run.stop)):
