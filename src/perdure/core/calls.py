@@ -81,8 +81,10 @@ class Call(Plain, frozen=True):
 
 def place_of(calls: tuple[Call, ...], ordinal: int) -> int | None:
     """Where a call stands; those of a turn are numbered one after the other, so that nobody has to search."""
-    at = ordinal - calls[0].ordinal if calls else 0
-    if 0 <= at < len(calls) and calls[at].ordinal == ordinal:
+    if not calls:
+        return None
+    at = ordinal - calls[0].ordinal
+    if not at or (0 < at < len(calls) and calls[at].ordinal == ordinal):
         return at
     return next((at for at, call in enumerate(calls) if call.ordinal == ordinal), None)
 

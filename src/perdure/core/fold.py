@@ -64,12 +64,13 @@ WIDEST = 10**15
 def evolve(state: SessionState, event: Event) -> SessionState:
     seq = state.seq + 1
     match event:
+        # A state is large, and these three are most of a log: they copy it once, with its seq.
         case CallEnded():
-            return end_call(replace(state, seq=seq), event)
+            return end_call(state, event, seq)
         case ModelResponded():
-            return _on_responded(replace(state, seq=seq), event)
+            return _on_responded(state, event, seq)
         case ModelCalled():
-            return _on_model_called(replace(state, seq=seq), event)
+            return _on_model_called(state, event, seq)
         case CallStarted(child=child) if child:
             return replace(state, seq=seq, run=start_child(state.run, event))
         case CallAdvanced(background=True):
@@ -203,10 +204,10 @@ def _on_run_started(state: SessionState, event: RunStarted) -> SessionState:
     return replace(take_inputs(state, event.inputs, event.run), runs=event.run, run=run, early_stop=None)
 
 
-def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
+def _on_model_called(state: SessionState, event: ModelCalled, seq: int) -> SessionState:
     run = state.run
     if run is None:
-        return state
+        return replace(state, seq=seq)
     replies, hops = run.replies, run.hops
     if event.inputs:
         replies = (*replies, *owed_for(state, event.inputs))
@@ -231,13 +232,13 @@ def _on_model_called(state: SessionState, event: ModelCalled) -> SessionState:
         replies=replies,
         hops=hops,
     )
-    return replace(state, run=called)
+    return replace(state, seq=seq, run=called)
 
 
-def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
+def _on_responded(state: SessionState, event: ModelResponded, seq: int) -> SessionState:
     run = state.run
     if run is None:
-        return state
+        return replace(state, seq=seq)
     said = estimate_message(event.message)
     # An estimate may be what was reserved: as the size of the view our own is the better one.
     is_counted = event.usage.total and not event.usage.estimated
@@ -245,7 +246,7 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     ratio = ratio_of(state, run, event.usage)
     calls = tuple([Call(made.call, made.name, made.arguments, made.id) for made in event.message.calls])
     repairs = run.repairs
-    circles = after_answer(run.circles, event)
+    circles = after_answer(run.circles, event, has_calls=bool(calls))
     feedback = nudge_answer(circles, state.spec.guards) if state.spec and not run.final else ""
     if event.invalid and not calls:
         feedback = f"The answer does not fit the output type: {event.invalid} Answer again, corrected."
@@ -272,6 +273,7 @@ def _on_responded(state: SessionState, event: ModelResponded) -> SessionState:
     )
     state = replace(
         state,
+        seq=seq,
         run=answered,
         history=state.history.add(event.message),
         calls=state.calls + len(calls),

@@ -44,8 +44,7 @@ class Circles(Plain, frozen=True):
     grace: Grace | None = None
 
 
-def after_answer(circles: Circles, event: ModelResponded) -> Circles:
-    has_calls = bool(event.message.calls)
+def after_answer(circles: Circles, event: ModelResponded, *, has_calls: bool) -> Circles:
     is_empty = not has_calls and not event.message.text.strip()
     if not (is_empty or circles.empty or circles.truncated):
         return circles

@@ -125,13 +125,13 @@ def estimate_tokens(parts: Iterable[Part | AnswerPart]) -> int:
         match part:
             case Text(text=text):
                 total += len(text) // 4 + 1
+            case ToolCall(name=name, arguments=arguments):
+                total += (len(name) + len(arguments)) // 4 + 1
+            case Thinking(text=text):
+                total += len(text) // 4
             case Media(kind="image"):
                 total += 1000
             case Media(size=size):
                 # Of an imported message nobody knows whether its size is one.
                 total += max(0, min(size, 10**9)) // 4
-            case Thinking(text=text):
-                total += len(text) // 4
-            case ToolCall(name=name, arguments=arguments):
-                total += (len(name) + len(arguments)) // 4 + 1
     return total

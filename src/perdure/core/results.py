@@ -58,17 +58,18 @@ def go_background(state: SessionState, event: CallAdvanced) -> SessionState:
     return _add_results(state, run.calls) if all(c.status == "ended" for c in run.calls) else state
 
 
-def end_call(state: SessionState, event: CallEnded) -> SessionState:
+def end_call(state: SessionState, event: CallEnded, seq: int) -> SessionState:
     run = state.run
     call = find_call(run, event.call)
     if run is None or call is None or call.status == "ended":
-        return state
+        return replace(state, seq=seq)
     if event.spent is not None:
         state, run = _with_spent(state, run, event.spent)
     # Time that sub-agents take at once is not counted twice.
     seconds = max(run.seconds, call.since + event.seconds) if call.child else run.seconds + event.seconds
     if call.background:
-        return _on_background_ended(state, replace(run, seconds=seconds) if call.child else run, call, event)
+        run = replace(run, seconds=seconds) if call.child else run
+        return _on_background_ended(replace(state, seq=seq), run, call, event)
     run = replace(
         run,
         calls=_with(run.calls, event),
@@ -83,7 +84,7 @@ def end_call(state: SessionState, event: CallEnded) -> SessionState:
     if event.next and event.next.reveal:
         revealed = tuple(dict.fromkeys((*revealed, *event.next.reveal)))
     spilled = state.has_spilled or event.spilled
-    state = replace(state, run=run, values=values, has_spilled=spilled, revealed=revealed)
+    state = replace(state, seq=seq, run=run, values=values, has_spilled=spilled, revealed=revealed)
     for other in run.calls:
         if other.status != "ended":
             return state

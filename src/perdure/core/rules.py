@@ -48,8 +48,9 @@ COMPACTION_PAUSE = 10
 FULL = 0.95
 """Of the window: from here on there is no room to go on while it is compacted."""
 NOTHING_WANTED = NextTurn()
-UNDER_WAY = ("started", "suspended", "ended")
-"""A call that is one of these asks for nothing more."""
+ENDED = {"ended"}
+UNDER_WAY = {"started", "suspended", "ended"}
+"""Calls that are one of these ask for nothing more, unless the run is to stop."""
 CUT_OFF = "The call was cut off at the output limit, so it was not carried out."
 
 
@@ -84,8 +85,8 @@ def _next_actions(state: SessionState) -> tuple[Action, ...]:
         return actions
     if run.awaiting == "model":
         return (AbortModel(run.turn),) if run.stop and not _is_last_word(run) else ()
-    if [call for call in run.calls if call.status != "ended"]:
-        return _call_actions(state, run)
+    if run.calls and (statuses := {call.status for call in run.calls}) != ENDED:
+        return () if statuses <= UNDER_WAY and not run.stop else _call_actions(state, run)
     if run.stop and run.stop.cause not in ("seconds", "silence") and run.background:
         return ()
     if run.stop and (end := _end_stopped(run, run.stop)):
@@ -299,8 +300,6 @@ def _end_answered(state: SessionState, run: RunState) -> RunEnded | None:
 def _call_actions(state: SessionState, run: RunState) -> tuple[Action, ...]:
     if run.stop:
         return tuple(action for call in run.calls if (action := _stop_call(run, call)))
-    if not [call for call in run.calls if call.status not in UNDER_WAY]:
-        return ()
     cap = state.spec.concurrency if state.spec else None
     started = [call.sequential for call in run.calls if call.status == "started" or (call.child and call.is_away)]
     running, held, born = len(started), True in started, run.children

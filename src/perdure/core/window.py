@@ -53,10 +53,15 @@ class Range(Plain, frozen=True):
 
 def estimate_message(message: Message) -> int:
     match message:
-        case AssistantMessage(parts=parts) | UserMessage(parts=parts):
+        case AssistantMessage(parts=parts):
             return 4 + estimate_tokens(parts)
         case ToolMessage(results=results):
-            return 4 + sum([10 + estimate_tokens(result.parts) for result in results])
+            tokens = 4
+            for result in results:
+                tokens += 10 + estimate_tokens(result.parts)
+            return tokens
+        case UserMessage(parts=parts):
+            return 4 + estimate_tokens(parts)
 
 
 def estimate_view(messages: Iterable[Message]) -> int:

@@ -79,8 +79,10 @@ class Account:
         return _WORD.sub(lambda word: HIDDEN if _gives_away(word[0], secrets) else word[0], text)
 
     def _find_key(self) -> str:
+        found = self._api_key or ""
+        for name in self._variables if not found else ():
+            found = found or os.environ.get(name, "")
         # A key that was pasted into a file or a variable often ends with a line end.
-        found = self._api_key or next((value for name in self._variables if (value := os.environ.get(name))), "")
         return found.strip()
 
 

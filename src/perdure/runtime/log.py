@@ -306,10 +306,13 @@ class SessionLog:
         if records:
             self.feed.publish(records)
         if self._waiters:
-            state = self.state
-            for predicate, future in self._waiters:
-                if not future.done() and predicate(state):
+            waiters, self._waiters = self._waiters, []
+            for predicate, future in waiters:
+                if future.done():
+                    continue
+                if predicate(self.state):
                     future.set_result(None)
-            self._waiters = [waiter for waiter in self._waiters if not waiter[1].done()]
+                else:
+                    self._waiters.append((predicate, future))
         if self._listener is not None:
             self._listener()

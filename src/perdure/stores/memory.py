@@ -7,7 +7,6 @@ last fork that reads it goes.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from perdure.stores import terms
 Line = tuple[int, int, bytes]
 """A record as it is kept: time in microseconds, run, payload."""
 
-Watcher = tuple[asyncio.AbstractEventLoop, Callable[[int], None]]
+Watchers = dict[object, Callable[[int], None]]
 
 
 class _Log(msgspec.Struct):
@@ -59,7 +58,7 @@ class MemoryStore:
         self._uids: dict[tuple[str, str], str] = {}
         self._owners: set[str] = set()
         self._about: dict[str, dict[str, JSON]] = {}
-        self._watchers: dict[str | None, dict[object, Watcher]] = {}
+        self._watchers: dict[str | None, Watchers] = {}
         self._last_no = 0
         self._opened = 0
         self._pid = 0
@@ -140,10 +139,10 @@ class MemoryStore:
         return log
 
     def _notify(self, log: _Log) -> None:
-        for loop, notify in self._watchers.get(log.uid, {}).values():
-            loop.call_soon(notify, log.head)
-        for loop, notify in self._watchers.get(None, {}).values():
-            loop.call_soon(notify, 0)
+        if watchers := self._watchers.get(log.uid):
+            terms.tell(watchers.values(), log.head)
+        if watchers := self._watchers.get(None):
+            terms.tell(watchers.values(), 0)
 
     async def read(self, session: str, *, after: int = 0, limit: int | None = None) -> list[Record]:
         self._check_use()
@@ -158,7 +157,7 @@ class MemoryStore:
         self._check_use()
         terms.check_text(session or "")
         token = object()
-        self._watchers.setdefault(session, {})[token] = (asyncio.get_running_loop(), notify)
+        self._watchers.setdefault(session, {})[token] = notify
 
         def end() -> None:
             watchers = self._watchers.get(session, {})

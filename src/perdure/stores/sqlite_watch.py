@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 import apsw
 
+from perdure.stores import terms
 from perdure.stores.sqlite_file import Connection, SqliteFile
 from perdure.stores.sqlite_owners import Owners
 
@@ -71,7 +72,7 @@ class Watch:
         return tuple(self._watchers)
 
     def tell(self, loop: asyncio.AbstractEventLoop, heads: Iterable[Head]) -> None:
-        """Runs in the loop; a callback for each watcher, so that none can keep it from another."""
+        """Runs in the loop."""
         sessions = self._watchers.get(loop)
         if not sessions:
             return
@@ -79,10 +80,9 @@ class Watch:
             watchers = sessions.get(session)
             if watchers:
                 self._seen[session] = head
-                for notify in watchers.values():
-                    loop.call_soon(notify, head)
-        for notify in sessions.get(None, {}).values():
-            loop.call_soon(notify, 0)
+                terms.tell(watchers.values(), head)
+        if watchers := sessions.get(None):
+            terms.tell(watchers.values(), 0)
 
     def start(self) -> None:
         """Starts the thread, or wakes it to look at what it has to do now."""

@@ -5,6 +5,8 @@ Rule 1: whatever `checked` lets through can be written by every store. Rule 2: t
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 import msgspec
@@ -65,6 +67,16 @@ def times_of(batch: Batch) -> list[int]:
     first = batch.entries[0].at
     known = micros(first)
     return [known if entry.at == first else micros(entry.at) for entry in batch.entries]
+
+
+def tell(watchers: Iterable[Callable[[int], None]], head: int) -> None:
+    """In their loop; what one of them raises is told to the loop, and keeps nothing from another or the appender."""
+    for notify in tuple(watchers):
+        try:
+            notify(head)
+        except Exception as error:  # noqa: BLE001 - watchers are anybody's
+            about = {"message": "A watcher of a store failed.", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(about)
 
 
 def wake_of(summary: Summary) -> int | None:

@@ -151,16 +151,25 @@ async def check_follow(make_store: MakeStore, beside: Beside = None) -> None:
         expect(not moved.is_set(), "who ended watching is not told any more")
 
 
+def _fail(head: int) -> None:
+    raise RuntimeError(f"a watcher failed at {head}")
+
+
 async def check_watch_tells_the_head(make_store: MakeStore, beside: Beside = None) -> None:
     """A watcher is told the head of its own session, and one watcher's failure is not another's."""
     async with make_store() as store, _second(store, beside) as other:
         await store.append(first("s", 0))
         told: asyncio.Queue[int] = asyncio.Queue()
-        ends = [store.watch("s", told.put_nowait), store.watch("never opened", told.put_nowait)]
+        failed: list[dict[str, JSON]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, about: failed.append(about))
+        ends = [store.watch("s", _fail), store.watch("s", told.put_nowait)]
+        ends.append(store.watch("never opened", told.put_nowait))
         for number, appender in enumerate((store, other, store), 1):
             await appender.append(batch("s", number, number))
             while await within(10, told.get(), "an append is told to who watches") <= number:
                 pass
+        expect(bool(failed), "what a watcher raises is told to its loop")
+        asyncio.get_running_loop().set_exception_handler(None)
         for end in ends:
             end()
             end()

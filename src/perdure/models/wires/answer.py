@@ -139,7 +139,7 @@ class Answer:
         """The whole answer; a ModelError if the stream ended before its end, or said nothing up to its limit."""
         if self.stop is None:
             raise ModelError("The model's answer broke off before its end.", kind="cut")
-        parts = tuple(part for piece in self._parts if (part := _part_of(piece)) is not None)
+        parts = tuple([part for piece in self._parts if (part := _part_of(piece)) is not None])
         if self.stop == "length" and isinstance(last := self._parts[-1] if self._parts else None, _Call):
             # A call that was cut right behind its name is not one without arguments.
             parts = (*parts[:-1], replace(cast(ToolCall, parts[-1]), arguments="".join(last.pieces)))

@@ -169,10 +169,10 @@ class ChatWire(msgspec.Struct, frozen=True):
 
     def _write(self, message: Message, files: Files) -> bytes:
         match message:
-            case UserMessage(parts=parts):
-                return line({"role": "user", "content": _content(parts, files)})
             case AssistantMessage(parts=parts):
                 return self._write_answer(message) if spoken(parts) else b""
+            case UserMessage(parts=parts):
+                return line({"role": "user", "content": _content(parts, files)})
             case ToolMessage(results=results) if self.tools == "json":
                 parts = [part for result in results for part in _as_turn(result)]
                 return line({"role": "user", "content": _content(parts, files)})

@@ -75,7 +75,7 @@ def choice_beside(output: str, request: ModelRequest) -> str:
 
 
 def words_of(parts: Iterable[object]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Text))
+    return "".join([part.text for part in parts if isinstance(part, Text)])
 
 
 def data_url(part: Media, files: Files) -> str:

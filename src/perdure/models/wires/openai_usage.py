@@ -7,6 +7,8 @@ from typing import cast
 from perdure.core.messages import JSON, Usage
 from perdure.models.wires.wire import MAX_TOKENS
 
+_PLAIN = {"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "total_tokens"}
+
 
 def usage_of(value: JSON) -> Usage | None:
     """The usage object of Chat Completions or Responses; None where it is missing or absurd."""
@@ -17,6 +19,8 @@ def usage_of(value: JSON) -> Usage | None:
     written = _count(fields, "completion_tokens", "output_tokens")
     if read is None or written is None:
         return None
+    if fields.keys() <= _PLAIN:
+        return Usage(read, written)
     inner = _details(fields, "prompt_tokens_details", "input_tokens_details")
     outer = _details(fields, "completion_tokens_details", "output_tokens_details")
     # DeepSeek counts hits beside the details.

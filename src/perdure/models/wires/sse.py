@@ -54,6 +54,9 @@ class EventSplitter:
         return [] if found is None else [found]
 
     def _skip_bom(self, data: bytes) -> bytes:
+        if not self._rest and data[:1] not in (b"", BOM[:1]):
+            self._begun = True
+            return data
         whole = bytes(self._rest) + data
         self._rest.clear()
         if len(whole) < 3 and BOM.startswith(whole):

@@ -134,10 +134,10 @@ def media_of(messages: Sequence[Message]) -> set[str]:
     found: set[str] = set()
     for message in messages:
         match message:
-            case UserMessage(parts=parts):
-                found.update(part.artifact for part in parts if isinstance(part, Media))
             case ToolMessage(results=results):
-                found.update(p.artifact for result in results for p in result.parts if isinstance(p, Media))
+                found.update([p.artifact for result in results for p in result.parts if isinstance(p, Media)])
+            case UserMessage(parts=parts):
+                found.update([part.artifact for part in parts if isinstance(part, Media)])
             case _:
                 pass
     return found
