@@ -104,12 +104,12 @@ async def test_workers_at_one_address_share_the_work(shared: RestateServer, monk
     workers = [engine_at(shared, serve, "crew") for _ in sheets]
     for worker, sheet in zip(workers, sheets, strict=True):
         await worker.start(sheet)
-    for number in range(40):
+    for number in range(30):
         workers[0].submit(f"s{number}", "clerk")
-    await until(lambda: len({*sheets[0].ended, *sheets[1].ended}) == 40)
+        await until(lambda: len({*sheets[0].ended, *sheets[1].ended}) > number)  # noqa: B023
     for worker in workers:
         await worker.drain(1.0)
-    assert all(len(sheet.ended) >= 5 for sheet in sheets)
+    assert all(len(sheet.ended) >= 3 for sheet in sheets)
 
 
 async def test_what_restate_does_not_deliver_is_driven_by_whoever_finds_it(
