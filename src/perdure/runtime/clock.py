@@ -40,7 +40,8 @@ async def within(
 
     A result that comes in the moment in which the caller is cancelled is given back: it may hold something.
     """
-    task = asyncio.ensure_future(work)
+    task, own = asyncio.ensure_future(work), asyncio.current_task()
+    asked = own.cancelling() if own is not None else 0
     late = False
 
     def give_up() -> None:
@@ -55,7 +56,8 @@ async def within(
         if task.done() and not task.cancelled() and task.exception() is None:
             give_back(task.result())
         task.cancel()
-        if late and task.cancelled():
+        # Who cancels us in the moment in which the time is up means us.
+        if late and task.cancelled() and (own is None or own.cancelling() == asked):
             raise TimeoutError from None
         raise
     finally:
