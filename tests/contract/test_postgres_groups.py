@@ -71,18 +71,18 @@ async def test_each_is_refused_on_its_own(store: PostgresStore) -> None:
 
 
 async def test_the_lost_answer_of_a_group_is_found_out(postgres: str, tmp_path: Path) -> None:
-    async with Cutter(postgres, tmp_path) as cutter:
-        async with opened(PostgresStore(cutter.url, schema=new_schema())) as store:
-            await asyncio.gather(*(store.append(first(uid, 0)) for uid in UIDS))
-            cutter.cuts = 1
-            wrong = store.append(batch(UIDS[0], 5, "refused"))
-            said = await asyncio.gather(
-                wrong, *(store.append(batch(uid, 1, "go")) for uid in UIDS), return_exceptions=True
-            )
-            assert cutter.cuts == 0
-            assert [type(one) for one in said] == [Conflict, *[type(None)] * len(UIDS)]
-            for uid in UIDS:
-                assert data_of(await store.read(uid)) == [0, "go"]
+    async with (
+        Cutter(postgres, tmp_path) as cutter,
+        opened(PostgresStore(cutter.url, schema=new_schema())) as store,
+    ):
+        await asyncio.gather(*(store.append(first(uid, 0)) for uid in UIDS))
+        cutter.cuts = 1
+        wrong = store.append(batch(UIDS[0], 5, "refused"))
+        said = await asyncio.gather(wrong, *(store.append(batch(uid, 1, "go")) for uid in UIDS), return_exceptions=True)
+        assert cutter.cuts == 0
+        assert [type(one) for one in said] == [Conflict, *[type(None)] * len(UIDS)]
+        for uid in UIDS:
+            assert data_of(await store.read(uid)) == [0, "go"]
 
 
 async def test_a_group_that_fails_is_sent_one_by_one(store: PostgresStore) -> None:

@@ -72,7 +72,7 @@ class Groups:
             return
         try:
             answers = await self._ask([values for values, _ in group], tries=1)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it was, each may have done nothing wrong
             await asyncio.gather(*(self._alone(*one) for one in group))
             return
         for (_, said), words in zip(group, answers, strict=True):
@@ -82,7 +82,7 @@ class Groups:
     async def _alone(self, values: Values, said: asyncio.Future[str]) -> None:
         try:
             (words,) = await self._ask([values], tries=4)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a lane that dies would leave all its callers waiting
             if not said.done():
                 said.set_exception(error)
             return
