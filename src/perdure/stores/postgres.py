@@ -92,14 +92,14 @@ class PostgresStore:
         check_schema(schema)
         self.url = url
         self.schema = schema
-        self._direct = direct if pooled else direct or url
+        self.direct = direct if pooled else direct or url
         self._pooled = pooled
         self._connections = connections
         self._timeout = timeout
         self._poll = poll
         self._places = None if artifacts is None else Places(artifacts)
         self._inside = artifacts_inside
-        self._deltas = deltas and self._direct is not None
+        self._deltas = deltas and self.direct is not None
         self._beat = beat
         self._dead_after = dead_after
         self._parts: _Open | None = None
@@ -122,7 +122,7 @@ class PostgresStore:
                 lines = DeltaLines(link)
                 artifacts = Artifacts(link, self._places, self._inside)
                 room = asyncio.Semaphore(max(1, self._connections - KEPT_FREE))
-                watch = Watch(link, self._direct, poll=self._poll, other=lines.heard)
+                watch = Watch(link, self.direct, poll=self._poll, other=lines.heard)
                 groups = Groups(link, self._busy)
                 self._parts = _Open(os.getpid(), link, owners, watch, lines, room, artifacts, groups)
             self._use()
