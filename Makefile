@@ -42,6 +42,7 @@ sweep: $(STAMP) $(RESTATE_STAMP) ## The long crash sweeps
 soak: $(STAMP) $(RESTATE_STAMP) ## Ten minutes of noise for the parsers, and hours of workers that die
 	PERDURE_SOAK_SECONDS=1200 $(PYTEST) tests/models/test_fuzz.py
 	PERDURE_TRIALS=30 $(BIN)/pytest tests/engines/test_trials.py
+	PERDURE_CLIENTS_SECONDS=180 $(BIN)/pytest tests/engines/test_clients.py
 
 bench: $(STAMP) ## The benchmarks
 	$(BIN)/python -m benchmarks

@@ -57,10 +57,12 @@ def resolve_store(store: str | Store) -> Store:
 
         return SqliteStore(rest)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
-        from perdure.stores.postgres import PostgresStore
+        from perdure.stores.postgres_address import at_address
 
-        return PostgresStore(store)
-    raise UsageError(f"{store!r} names no store; take 'memory:', 'sqlite:PATH' or 'postgresql://…'.")
+        return at_address(store)
+    from perdure.stores.addresses import masked
+
+    raise UsageError(f"{masked(store)!r} names no store; take 'memory:', 'sqlite:PATH' or 'postgresql://…'.")
 
 
 def resolve_model(name: str, client: HttpClient | None = None) -> Model:

@@ -70,10 +70,11 @@ class Figures:
 class Crew:
     """The workers of a trial."""
 
-    def __init__(self, folder: Path, server: OwnServer, plan: Plan) -> None:
+    def __init__(self, folder: Path, server: OwnServer, plan: Plan, agent: str = CLERK) -> None:
         self.folder = folder
         self.server = server
         self.plan = plan
+        self.agent = agent
         self.working: list[tuple[subprocess.Popen[str], str]] = []
         self._files: list[Any] = []
         self._number = 0
@@ -89,7 +90,7 @@ class Crew:
             "PERDURE_TRIAL_PAUSE": str(self.plan.pause),
             "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root))),
         }
-        command = [PERDURE, "worker", "--store", self.server.url, "--engine", self.plan.engine, "-a", CLERK]
+        command = [PERDURE, "worker", "--store", self.server.url, "--engine", self.plan.engine, "-a", self.agent]
         command += ["--concurrency", str(self.plan.concurrency), "--json"]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env=env, text=True

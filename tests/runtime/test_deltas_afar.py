@@ -153,6 +153,28 @@ async def test_of_an_answer_under_way_the_beginning_is_missing() -> None:
     assert await shown(Feed(), Wire(), run, [[TextDelta("end")]], 1) == [DeltasDropped(1), TextDelta("end")]
 
 
+@pytest.mark.parametrize("ticks", range(5))
+async def test_who_has_stopped_driving_speaks_no_more(ticks: int) -> None:
+    """Also if something was shown in the very moment in which it stopped."""
+    wire, feed = Wire(), Feed()
+    before = Mouth(wire, "s", feed, lambda: None)
+    wire.wanted[0]()
+    await asyncio.sleep(0.01)
+    feed.show(3, TextDelta("last"))
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    before.close()
+    sent = wire.sent
+    after = Mouth(wire, "s", feed, lambda: None)
+    wire.wanted[0]()
+    await asyncio.sleep(0.01)
+    feed.show(4, TextDelta("first"))
+    await until(lambda: wire.sent > sent)
+    await asyncio.sleep(0.1)
+    assert wire.sent == sent + 1
+    after.close()
+
+
 async def test_pieces_wait_for_their_records_and_old_attempts_are_left_out() -> None:
     heads: dict[int, asyncio.Future[None]] = {}
 

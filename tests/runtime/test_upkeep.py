@@ -24,8 +24,6 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.testing import ScriptedModel, call
 from tests.postgres import new_schema
 
-MANY = 1_000
-
 
 @asynccontextmanager
 async def opened(store: Any) -> AsyncIterator[Any]:
@@ -88,20 +86,26 @@ async def test_a_copy_has_the_same_digests_there_and_back(postgres: str, tmp_pat
         assert [finding for row in await rows_of(back) for finding in await check_session(back, row)] == []
 
 
-@pytest.mark.slow
-async def test_a_thousand_sessions_interrupted_and_resumed(postgres: str, tmp_path: Path) -> None:
+async def fill_many(store: Store, sessions: int) -> None:
+    """So many sessions: most of them copies of one."""
+    await fill(store)
+    exported = await take_out(store, (await rows_of(store))[1].uid)
+    for number in range(sessions - 4):
+        await import_exported(store, SystemClock(), exported, f"copy-{number}", None)
+
+
+@pytest.mark.parametrize("many", [100, pytest.param(1_000, marks=pytest.mark.sweep)])
+async def test_many_sessions_interrupted_and_resumed(many: int, postgres: str, tmp_path: Path) -> None:
     async with (
         opened(SqliteStore(tmp_path / "a.db")) as source,
         opened(PostgresStore(postgres, schema=new_schema())) as target,
     ):
-        await fill(source)
-        exported = await take_out(source, (await rows_of(source))[1].uid)
-        for number in range(MANY - 4):
-            await import_exported(source, SystemClock(), exported, f"copy-{number}", None)
-        assert len(await copied(source, target, stop_after=300)) == 300
+        await fill_many(source, many)
+        interrupted = many // 3
+        assert len(await copied(source, target, stop_after=interrupted)) == interrupted
         done = await copied(source, target)
-        assert [one.wrong for one in done] == [""] * MANY
-        assert sum(one.wrote for one in done) == MANY - 300
+        assert [one.wrong for one in done] == [""] * many
+        assert sum(one.wrote for one in done) == many - interrupted
         assert await digests(source) == await digests(target)
 
 

@@ -7,14 +7,12 @@ import platform
 import subprocess
 import sys
 from importlib.metadata import version
-from typing import Literal
-
-import msgspec
 
 from perdure.cli.agents import family_of, load_agent
 from perdure.cli.choice import KEYS, PULL, has_local_extra
+from perdure.cli.findings import Finding
 from perdure.cli.terminal import store_url
-from perdure.cli.words import count, shell
+from perdure.cli.words import count, shell, visible
 from perdure.core.errors import PerdureError, UsageError
 from perdure.core.fold import fold
 from perdure.core.transcript import unpaired
@@ -23,15 +21,10 @@ from perdure.ports import SessionQuery, SessionRow, Store
 from perdure.runtime.per_run import PerRun
 from perdure.runtime.subagents import ROOT
 from perdure.runtime.tools import as_tool
+from perdure.stores.addresses import masked
 from perdure.wiring import resolve_store
 
 SAFE_SQLITE = (3, 51, 3)
-
-
-class Finding(msgspec.Struct, frozen=True):
-    level: Literal["ok", "note", "wrong"]
-    text: str
-    todo: str = ""
 
 
 def check_versions() -> list[Finding]:
@@ -98,9 +91,17 @@ async def check_store_health(url: str | None) -> list[Finding]:
     except PerdureError as error:
         return [Finding("wrong", f"the store cannot be opened: {error}")]
     try:
-        return await _check_sessions(store, place.removeprefix("sqlite:"))
+        server = await _check_server(store) if place.startswith("postgres") else []
+        return [*server, *await _check_sessions(store, visible(masked(place).removeprefix("sqlite:")))]
     finally:
         await store.close()
+
+
+async def _check_server(store: Store) -> list[Finding]:
+    from perdure.cli.checks_postgres import check_postgres
+    from perdure.stores.postgres import PostgresStore
+
+    return await check_postgres(store) if isinstance(store, PostgresStore) else []
 
 
 async def _check_sessions(store: Store, path: str) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from typing import cast
 from perdure.core.codec import decode_json, encode_json
 from perdure.core.events import HistoryCompacted, PauseKind
 from perdure.core.messages import JSON, Media, Part, Text
+from perdure.stores.addresses import masked
 
 # Controls (an escape sequence could rewrite what was shown) and marks that turn the reading direction around.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -124,7 +126,10 @@ def count(number: int, noun: str, nouns: str = "") -> str:
 
 
 def shell(*words: str, **options: str | None) -> str:
-    """A command of ours, ready to be copied; options that were not given are left out."""
+    """A command of ours, ready to be copied; options that were not given are left out, and nothing secret is shown."""
+    store = options.get("store")
+    if store is not None:
+        options["store"] = None if store == os.environ.get("PERDURE_STORE") else masked(store)
     given = [item for name, value in options.items() if value for item in (f"--{name}", value)]
     return shlex.join(["perdure", *words, *given])
 

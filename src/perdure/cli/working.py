@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from typing import Any, cast
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
@@ -20,6 +19,7 @@ from perdure.cli.words import count, visible
 from perdure.core.errors import PerdureError, UsageError
 from perdure.ports import Worker
 from perdure.runtime.clock import SystemClock
+from perdure.stores.addresses import masked
 from perdure.wiring import Runtime, resolve_engine, resolve_store
 
 REPORT_EVERY = 10.0
@@ -51,7 +51,7 @@ async def work(station: Station, *, json: bool) -> None:
         runtime = await Runtime(store, agents=agents, engine=engine, grace=station.grace).__aenter__()
     try:
         _check_queues(station, runtime)
-        await _say(runtime, "ready", _place(url), json=json)
+        await _say(runtime, "ready", visible(masked(url)), json=json)
         while not told.is_set():
             try:
                 await asyncio.wait_for(told.wait(), REPORT_EVERY)
@@ -118,14 +118,6 @@ async def _say(runtime: Runtime, state: str, place: str, *, json: bool) -> None:
         print(f"worker {runtime.owner} drives {drives} of {place} (engine {me.about.get('engine')}).", flush=True)
     else:
         print(f"{state}: {count(sessions, 'session')} in hand.", flush=True)
-
-
-def _place(url: str) -> str:
-    """The store, without what is secret in its address."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return visible(url)
-    return visible(urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":…@"))))
 
 
 async def list_workers(store: str | None, *, json: bool) -> None:

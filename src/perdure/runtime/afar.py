@@ -52,10 +52,13 @@ class Mouth:
         self._feed = feed
         self._run = run
         self._wanted_until = 0.0
+        self._is_closed = False
         self._task: asyncio.Task[None] | None = None
         self._end = store.serve_deltas(uid, self._asked)
 
     def close(self) -> None:
+        # What came in the very moment of it can swallow the cancelling; then this ends it, before the next one speaks.
+        self._is_closed = True
         self._end()
         if self._task is not None:
             self._task.cancel()
@@ -75,7 +78,7 @@ class Mouth:
                 items = await asyncio.wait_for(consumer.take(), self._wanted_until - loop.time())
             except TimeoutError:
                 return
-            if not items:
+            if not items or self._is_closed:
                 return
             for piece in cutter.cut(items):
                 await self._store.send_deltas(self._uid, _encoder.encode(piece))

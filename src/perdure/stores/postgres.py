@@ -23,13 +23,13 @@ from perdure.stores.places import Places
 from perdure.stores.postgres_artifacts import CHAIN, Artifacts
 from perdure.stores.postgres_batch import append_values, opening_values, refusal
 from perdure.stores.postgres_deltas import DeltaLines
+from perdure.stores.postgres_groups import Groups, statement
 from perdure.stores.postgres_link import Connection, Link, check_schema
 from perdure.stores.postgres_names import kept, key, meant
 from perdure.stores.postgres_owners import Owners
 from perdure.stores.postgres_transaction import PostgresTransaction
 from perdure.stores.postgres_watch import Watch
 
-_APPEND = "SELECT @schema.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
 _OPEN = (
     "SELECT @schema.open_session($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,"
     " $20, $21)"
@@ -63,6 +63,7 @@ class _Open(msgspec.Struct, frozen=True):
     lines: DeltaLines
     room: asyncio.Semaphore
     artifacts: Artifacts
+    groups: Groups
 
 
 class PostgresStore:
@@ -91,14 +92,14 @@ class PostgresStore:
         check_schema(schema)
         self.url = url
         self.schema = schema
-        self._direct = direct if pooled else direct or url
+        self.direct = direct if pooled else direct or url
         self._pooled = pooled
         self._connections = connections
         self._timeout = timeout
         self._poll = poll
         self._places = None if artifacts is None else Places(artifacts)
         self._inside = artifacts_inside
-        self._deltas = deltas and self._direct is not None
+        self._deltas = deltas and self.direct is not None
         self._beat = beat
         self._dead_after = dead_after
         self._parts: _Open | None = None
@@ -121,8 +122,9 @@ class PostgresStore:
                 lines = DeltaLines(link)
                 artifacts = Artifacts(link, self._places, self._inside)
                 room = asyncio.Semaphore(max(1, self._connections - KEPT_FREE))
-                watch = Watch(link, self._direct, poll=self._poll, other=lines.heard)
-                self._parts = _Open(os.getpid(), link, owners, watch, lines, room, artifacts)
+                watch = Watch(link, self.direct, poll=self._poll, other=lines.heard)
+                groups = Groups(link, self._busy)
+                self._parts = _Open(os.getpid(), link, owners, watch, lines, room, artifacts, groups)
             self._use()
             self._opened += 1
 
@@ -167,8 +169,12 @@ class PostgresStore:
         parts = self._use()
         terms.checked(batch)
         times = terms.times_of(batch)
-        sql, values = (_OPEN, opening_values(batch, times)) if batch.opening else (_APPEND, append_values(batch, times))
-        said = await self._ask("fetchval", sql, *values, tries=4)
+        if batch.opening:
+            values = opening_values(batch, times)
+            said = await self._ask("fetchval", _OPEN, *values, tries=4)
+        else:
+            values = append_values(batch, times)
+            said = await parts.groups.append(values)
         head = batch.expect + len(times)
         if said and not await self._holds(batch, said, values):
             raise refusal(batch, said)
@@ -229,7 +235,7 @@ class PostgresStore:
 
     def begin(self) -> PostgresTransaction:
         parts = self._use()
-        return PostgresTransaction(parts.link, parts.room, parts.link.sql(_APPEND), parts.watch.tell)
+        return PostgresTransaction(parts.link, parts.room, parts.link.sql(statement(1)), parts.watch.tell)
 
     def watch(self, session: str | None, notify: Callable[[int], None]) -> Callable[[], None]:
         parts = self._use()

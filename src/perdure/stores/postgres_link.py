@@ -52,18 +52,24 @@ class Link:
 
     async def open(self) -> None:
         asyncpg = load_driver()
-        self._pool = await self._spoken(
-            asyncpg.create_pool(
-                self.url,
-                min_size=1,
-                max_size=self._connections,
-                timeout=self._timeout,
-                command_timeout=self._timeout,
-                # A transaction pooler gives every statement another session, which knows nothing of prepared ones.
-                statement_cache_size=0 if self._pooled else 200,
-                max_inactive_connection_lifetime=60.0,
+        try:
+            self._pool = await self._spoken(
+                asyncpg.create_pool(
+                    self.url,
+                    min_size=1,
+                    max_size=self._connections,
+                    timeout=self._timeout,
+                    command_timeout=self._timeout,
+                    # A transaction pooler gives every statement another session, which knows nothing of prepared ones.
+                    statement_cache_size=0 if self._pooled else 200,
+                    max_inactive_connection_lifetime=60.0,
+                )
             )
-        )
+        except ValueError:
+            raise UsageError(  # what the driver says could show a part of the password
+                "The store's address cannot be read; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, and what is"
+                " special in a password as %40 for @, %3A for :, %2F for / and %3F for ?."
+            ) from None
         await self._migrate()
 
     async def close(self) -> None:
@@ -154,8 +160,17 @@ class Link:
 
 def told(error: BaseException) -> StoreError:
     """What went wrong, for people; the driver's own words are behind it."""
+    asyncpg = load_driver()
     words = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, load_driver().InsufficientPrivilegeError):
+    if isinstance(
+        error,
+        asyncpg.InvalidAuthorizationSpecificationError
+        | asyncpg.InvalidCatalogNameError
+        | asyncpg.UndefinedObjectError
+        | asyncpg.exceptions.ClientConfigurationError,
+    ):
+        return StoreError(f"PostgreSQL does not take this connection ({words}); mend the store's address.")
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
         return StoreError(f"PostgreSQL does not allow this ({words}); give the role the rights that it needs.")
     if isinstance(error, TimeoutError):
         words = "it did not answer in time"

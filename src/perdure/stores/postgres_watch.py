@@ -1,6 +1,6 @@
 """Following other processes' commits: LISTEN where there is a direct connection, looking again and again where not.
 
-Rule: whoever watches hears of every commit; after a broken connection the heads are looked up once more.
+Rule: whoever watches hears of every commit; while the connection is broken, heads are looked up again and again.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Watch:
             with suppress(StoreError, OSError, TimeoutError, load_driver().PostgresError, load_driver().InterfaceError):
                 await self._listen(self._direct)
             await asyncio.sleep(COME_BACK_AFTER)
+            await self._look()
 
     async def _listen(self, url: str) -> None:
         connection: Connection = await load_driver().connect(url, timeout=10.0, command_timeout=10.0)

@@ -1,0 +1,95 @@
+"""What a PostgreSQL store finds when it looks at itself: versions, whether LISTEN works, how long an append takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from secrets import token_hex
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from perdure.core.codec import encode_event
+from perdure.core.events import Noted
+from perdure.core.views import Summary
+from perdure.ports import Batch, Entry, Opening
+from perdure.stores.postgres import PostgresStore
+from perdure.stores.postgres_link import load_driver, told
+
+HEARD_WITHIN = 5.0
+APPENDS = 5
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`listens`: what was notified was heard, None where the store polls; `is_safe`: commits reach the disk."""
+
+    server: str
+    schema_version: int
+    listens: bool | None
+    is_safe: bool
+    connections: int
+    most_connections: int
+
+
+async def examine(store: PostgresStore) -> Health:
+    """Looks at an open store, over a connection of its own."""
+    driver = load_driver()
+    try:
+        connection = await driver.connect(store.url, timeout=10.0, command_timeout=10.0)
+        try:
+            return Health(
+                await connection.fetchval("SHOW server_version"),
+                await connection.fetchval(f"SELECT max(version) FROM {store.schema}.migrations"),
+                None if store.direct is None else await _listens(driver, connection, store.direct),
+                await _is_safe(connection),
+                await connection.fetchval(
+                    "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                ),
+                int(await connection.fetchval("SHOW max_connections")),
+            )
+        finally:
+            connection.terminate()
+    except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError) as error:
+        raise told(error) from error
+
+
+async def _listens(driver: Any, connection: Any, direct: str) -> bool:
+    channel, heard = f"perdure_{token_hex(4)}", asyncio.Event()
+
+    def hear(*_: object) -> None:
+        heard.set()
+
+    try:
+        listening = await driver.connect(direct, timeout=10.0, command_timeout=10.0)
+    except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError):
+        return False
+    try:
+        await listening.add_listener(channel, hear)
+        await connection.execute("SELECT pg_notify($1, '')", channel)
+        await asyncio.wait_for(heard.wait(), HEARD_WITHIN)
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        listening.terminate()
+
+
+async def _is_safe(connection: Any) -> bool:
+    settings = [await connection.fetchval(f"SHOW {name}") for name in ("fsync", "synchronous_commit")]
+    return settings[0] == "on" and settings[1] != "off"
+
+
+async def time_append(store: PostgresStore) -> float:
+    """Seconds of an append, the middle one of a few, in a session of its own that is gone afterwards."""
+    uid, taken = f"perdure-doctor-{token_hex(8)}", list[float]()
+    entries = (Entry(time.time(), 0, encode_event(Noted("doctor"))),)
+    await store.append(Batch(uid, 0, entries, Summary("perdure-doctor"), opening=Opening("", uid, {})))
+    try:
+        for head in range(1, APPENDS + 1):
+            began = time.perf_counter()
+            await store.append(Batch(uid, head, entries, Summary("perdure-doctor")))
+            taken.append(time.perf_counter() - began)
+    finally:
+        await store.delete(uid)
+    return median(taken)
