@@ -64,7 +64,11 @@ class Link:
                 max_inactive_connection_lifetime=60.0,
             )
         )
-        await self._migrate()
+        try:
+            await self._migrate()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None

@@ -29,7 +29,7 @@ DECLARE
     v_now TIMESTAMPTZ := clock_timestamp();
     v_row RECORD;
 BEGIN
-    SELECT * INTO v_row FROM @schema.quotas WHERE quota = p_quota FOR UPDATE;
+    SELECT shut_until, permits, patience INTO v_row FROM @schema.quotas WHERE quota = p_quota FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;
     ELSIF v_row.shut_until > v_now THEN
