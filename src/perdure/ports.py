@@ -257,6 +257,28 @@ class SharesDeltas(Protocol):
         ...
 
 
+@runtime_checkable
+class SharesQuota(Protocol):
+    """A store through which processes agree on quotas: who is told to wait tells all, and then one tries before all.
+
+    `quota` is a digest. What cannot be asked now is a StoreError, and the process is on its own.
+    """
+
+    def follow_quotas(self, heard: Callable[[str, float | None], None]) -> Callable[[], None]:
+        """Calls `heard` in this loop with what changed: shut for so many seconds; 0, somebody may try; None, open."""
+        ...
+
+    async def shut_quota(self, quota: str, seconds: float) -> None: ...
+
+    async def enter_quota(self, quota: str) -> float | None:
+        """0, one may try now, and answers for it; else the seconds until it is worth asking; None, it is open."""
+        ...
+
+    async def answer_quota(self, quota: str, *, passed: bool) -> None:
+        """What came of a try: it got through, or nothing was learned. Who is refused shuts the quota instead."""
+        ...
+
+
 LoadArtifact: TypeAlias = Callable[[str], Awaitable[bytes]]
 
 

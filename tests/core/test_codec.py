@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perdure.core import codec, upcast
 from perdure.core.codec import MAX_NESTING, decode_event, decode_json, digest_of, encode_event, encode_json
-from perdure.core.errors import StoreError, UsageError
+from perdure.core.errors import StoreError, TooNew, UsageError
 from perdure.core.events import CallEnded, InputAccepted, Noted, RunStarted
 from perdure.core.messages import Text
 from perdure.core.specs import Limits
@@ -161,8 +161,18 @@ def test_what_cannot_be_read_is_a_store_error(payload: bytes) -> None:
         decode_event(payload)
 
 
-def test_a_field_that_a_newer_version_added_is_passed_over() -> None:
-    assert decode_event(b'{"type":"Noted","kind":"x","mood":"good"}') == Noted("x")
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"type":"Noted","kind":"x","mood":"good"}',
+        b'{"type":"CallEnded","call":1,"outcome":"ok","parts":[{"type":"text","text":"a","mood":"good"}]}',
+        b'{"type":"SessionFolded","by":"nobody"}',
+        b'{"type":"CallEnded","call":1,"outcome":"forgiven"}',
+    ],
+)
+def test_what_a_newer_version_added_is_not_passed_over(payload: bytes) -> None:
+    with pytest.raises(TooNew, match=r"a newer version of Perdure may have written it: upgrade\.$"):
+        decode_event(payload)
 
 
 @often

@@ -26,6 +26,7 @@ from perdure import (
     tool,
 )
 from perdure.core.codec import decode_event, digest_of, encode_event
+from perdure.core.errors import TooNew
 from perdure.core.events import HistoryImported
 from perdure.core.messages import Text, ToolMessage, UserMessage
 from perdure.core.repair import repair
@@ -197,13 +198,13 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], list[bytes]], type[Exception], s
     ),
     "a kind from the future": (
         lambda x: edited(x, 4, lambda v: v.update(payload={"type": "SessionFolded", "by": "nobody"})),
-        StoreError,
+        TooNew,
         "newer version of Perdure.*upgrade",
     ),
     "a field from the future": (
         lambda x: edited(x, 4, lambda v: v.update(payload={**v["payload"], "zeal": 3})),
-        StoreError,
-        "Line 5 .*more than this version .*upgrade",
+        TooNew,
+        "newer version of Perdure.*upgrade",
     ),
     "an artifact changed": (
         lambda x: edited(x, len(x) - 1, lambda v: v.update(data="AAAA")),

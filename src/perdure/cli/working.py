@@ -136,6 +136,9 @@ async def list_workers(store: str | None, *, json: bool) -> None:
     for number, row in enumerate(rows):
         text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         screen.say((text, "dim" if not number else ""))
+    versions = {row[COLUMNS.index("version")] for row in rows[1:]}
+    if len(versions) > 1:
+        screen.say(f"Workers of {len(versions)} versions: what a newer one has written, older ones leave alone.")
 
 
 def _cells(worker: Worker) -> tuple[str, ...]:

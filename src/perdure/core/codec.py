@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from perdure.core.errors import StoreError, UsageError
+from perdure.core.errors import TooNew, UsageError
 from perdure.core.events import Event
 from perdure.core.messages import JSON
 from perdure.core.upcast import upcast
@@ -60,7 +60,7 @@ def decode_event(data: bytes) -> Event:
         try:
             return msgspec.convert(upcast(decode_json(data)), Event)
         except (ValueError, UsageError):
-            raise StoreError(
+            raise TooNew(
                 f"A record cannot be read ({error}); a newer version of Perdure may have written it: upgrade."
             ) from None
 

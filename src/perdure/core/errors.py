@@ -8,6 +8,7 @@ PerdureError
 │   └── StaleEpoch   another driver owns the session now: stop
 ├── ModelError       a model did not answer; `kind` says how, `retry_after` when to try again
 ├── StoreError       the store cannot serve; `retry_after` says when it may
+│   └── TooNew       a newer version wrote it: leave it to that one, or upgrade
 ├── RunIncomplete    the output of a run that did not complete was asked for; `.result` has the rest
 └── ToolError        raised by tools: it did not happen, and the model may read why
 """
@@ -74,6 +75,10 @@ class StoreError(PerdureError):
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class TooNew(StoreError):
+    """What a newer version has written, and this one cannot read."""
 
 
 class TransactionLost(PerdureError):

@@ -14,8 +14,11 @@ Outcome = Literal["ok", "error", "denied", "cancelled", "timeout", "unknown", "s
 StopReason = Literal["end", "calls", "length", "refusal"]
 
 
-class Plain(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Immutable plain data; fields at their default are not written."""
+class Plain(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Immutable plain data; fields at their default are not written, and one that is not known here is not passed over.
+
+    It may be what the rest depends on.
+    """
 
 
 class Text(Plain, frozen=True, tag="text", gc=False):

@@ -17,7 +17,7 @@ from perdure.core.state import SessionState, agent_of, in_flight
 Status = Literal["idle", "running", "waiting"]
 
 
-class Pending(Plain, frozen=True):
+class Pending(Plain, frozen=True, forbid_unknown_fields=False):
     """A suspended call, as it is put before a person."""
 
     id: str
@@ -30,7 +30,7 @@ class Pending(Plain, frozen=True):
     expires_at: float | None = None
 
 
-class Summary(Plain, frozen=True):
+class Summary(Plain, frozen=True, forbid_unknown_fields=False):
     """What a store keeps beside the log, in the same transaction: true for the head it was made for.
 
     `dead` are the messages of the session that could not be brought. `triggers` is how many there are, `watches` how

@@ -96,7 +96,8 @@ class DbosEngine:
                 f"DBOS cannot start ({said}); it needs a PostgreSQL in which it may make tables."
             ) from error
         self._work = work
-        lookout = Lookout(self._clock, work, self.submit, partial(self._look_after_others, work))
+        begin = partial(self._units.begin_beside, self.concurrency)
+        lookout = Lookout(self._clock, work, self.submit, partial(self._look_after_others, work), begin)
         self._looking = asyncio.ensure_future(lookout.keep(self._served))
 
     def submit(self, session: str, queue: str) -> None:

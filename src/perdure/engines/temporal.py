@@ -98,7 +98,8 @@ class TemporalEngine:
             )
             self._workers.append(worker)
             self._tasks.append(asyncio.ensure_future(worker.run()))
-        lookout = Lookout(self._clock, work, self.submit, _nothing)
+        begin = partial(self._units.begin_beside, self.concurrency)
+        lookout = Lookout(self._clock, work, self.submit, _nothing, begin)
         self._tasks.append(asyncio.ensure_future(lookout.keep(served)))
 
     def submit(self, session: str, queue: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from secrets import token_hex
 from typing import Protocol
 
 from perdure.core.commands import Command, StopRun
-from perdure.core.errors import NotFound, Refused, StaleEpoch
+from perdure.core.errors import NotFound, Refused, StaleEpoch, TooNew
 from perdure.core.events import Event
 from perdure.core.state import agent_of
 from perdure.core.views import summarise
@@ -27,6 +28,11 @@ AT_ONCE = 100
 """Sessions that one sweep finds."""
 ASK_AGAIN = 30.0
 """Seconds until the resolver is asked again about a session that nobody knew."""
+TOO_NEW_FOR = 600.0
+"""Seconds until somebody looks again at a session that could not be read."""
+LET_GO_TRIES = 20
+
+_logger = logging.getLogger("perdure")
 
 
 class Sessions(Protocol):
@@ -55,6 +61,7 @@ class Duty:
         self._roster = roster
         self._post = post
         self._left_alone: dict[str, float] = {}
+        self._too_new: dict[str, float] = {}
         self._dropped: dict[str, str] = {}
         self._suspects = asyncio.Lock()
         self._stopping = False
@@ -77,6 +84,8 @@ class Duty:
 
     async def drive(self, session: str) -> None:
         """Drives one session until it settles, waits, or somebody else takes over."""
+        if session in self._too_new:
+            return
         try:
             log = await self._sessions.load(session)
             if await self._roster.find(agent_of(log.state)) is None:
@@ -94,6 +103,14 @@ class Duty:
         except NotFound:
             # Deleted meanwhile: there is nothing left to look after.
             self._dropped.pop(session, None)
+        except TooNew as error:
+            self._leave_to_newer(session, error)
+
+    def _leave_to_newer(self, session: str, error: TooNew) -> None:
+        """It is not ours to judge: nothing is written, and workers that can read it find it by their sweep."""
+        self._too_new[session] = self._clock.now() + TOO_NEW_FOR
+        self._dropped.pop(session, None)
+        _logger.warning("session %s is left to newer workers: %s", session, error)
 
     async def _drive(self, log: SessionLog) -> None:
         uid = log.uid
@@ -106,6 +123,11 @@ class Duty:
                 await self._drive_on(log, await succession(self._store, claim, log.state))
         except StaleEpoch:
             await log.refresh()
+        except TooNew as error:
+            # Somebody newer has written to it while it was ours.
+            log.fail(error)
+            await self._let_go(uid)
+            raise
         except Exception as error:
             # Whoever awaits the run here must not wait for ever. The session itself may still be ours, and nobody else
             # looks after it while we live: our sweep has to.
@@ -118,6 +140,16 @@ class Duty:
         wake_at = summarise(log.state).wake_at
         if wake_at is not None and self._engine is not None:
             self._engine.wake(uid, agent_of(log.state), wake_at)
+
+    async def _let_go(self, session: str) -> None:
+        """Gives up what we own and cannot read. Whoever appended last has said whether there is work to do."""
+        for _ in range(LET_GO_TRIES):
+            row = await self._store.get(session)
+            if row is None or row.owner != self.owner:
+                return
+            with suppress(StaleEpoch):
+                if await self._store.release(session, epoch=row.epoch, head=row.head):
+                    return
 
     async def _end_orphan(self, log: SessionLog) -> None:
         """A child whose parent is gone, or wants nothing of it any more, is ended by whoever finds it."""
@@ -154,12 +186,14 @@ class Duty:
         """What has work and no living owner; and what is ours, but was dropped because the store was out of order."""
         now = self._clock.now()
         self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
+        self._too_new = {uid: until for uid, until in self._too_new.items() if until > now}
         known = self.queues if queues is None else queues
-        found = list(await self._store.runnable(known, now=now, limit=AT_ONCE))
+        # As many more as are left alone, or they would stand in the way of all others.
+        found = list(await self._store.runnable(known, now=now, limit=AT_ONCE + len(self._too_new)))
         if queues is None and self._roster.resolves:
-            # As many more as are left alone, or they would stand in the way of all others.
-            anybody = await self._store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
+            limit = AT_ONCE + len(self._left_alone) + len(self._too_new)
+            anybody = await self._store.runnable(None, now=now, limit=limit)
             found += [uid for uid in anybody if uid not in self._left_alone]
         self._sessions.watching.look(self._roster.bindings.keys())
         dropped = [uid for uid, agent in self._dropped.items() if queues is None or agent in queues]
-        return list(dict.fromkeys([*found, *dropped]))
+        return [uid for uid in dict.fromkeys([*found, *dropped]) if uid not in self._too_new]

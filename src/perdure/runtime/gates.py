@@ -2,19 +2,24 @@
 
 Rule 1: a gate that is shut lets one probe through when its time has come; each that succeeds lets two more in, and when
 nobody is left in line the gate is open. Rule 2: who came first goes first. Rule 3: a shut gate is only ever shut for
-longer; only those who were let in after it was shut have a say about it.
+longer; only those who were let in after it was shut have a say about it. Rule 4: where the store knows of other
+processes with the same quota, rule 1 holds for all of them together, until as many probes got through as there are
+processes; then each goes on by itself, from one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
 
+from perdure.core.codec import digest_of
 from perdure.core.errors import ModelError, ModelErrorKind
-from perdure.ports import Clock, Model, ModelTraits, Timer
+from perdure.ports import Clock, Model, ModelTraits, SharesQuota, Timer
+from perdure.runtime.quotas import Others
 
 TRIPS_AFTER = 5
 TRIPPED_FOR = 30.0
@@ -32,6 +37,14 @@ class Gate:
         self._probes = 0
         self._line: deque[asyncio.Future[bool]] = deque()
         self._timer: Timer | None = None
+        self._others: Others | None = None
+        self._is_alone = True
+
+    def join(self, others: Others | None) -> None:
+        """From now on these processes have a say; None, nobody has."""
+        self._others = others
+        if others is None:
+            self.go_alone()
 
     @property
     def opens_in(self) -> float:
@@ -66,22 +79,59 @@ class Gate:
         self._probes -= 1
         if self._shut_until is None or self.opens_in:
             return
+        if self._others is None or self._is_alone:
+            self.grow()
+        else:
+            self._others.tell_passed()
+
+    def grow(self) -> None:
         for _ in range(2):
-            self._let_in()
+            self.let_in()
         if not self._line:
             self._open()
 
     def shut(self, seconds: float, *, by_probe: bool) -> None:
-        until = self._clock.monotonic() + seconds
-        self._shut_until = until if self._shut_until is None else max(self._shut_until, until)
         self._probes -= by_probe
-        self._admit()
+        self._shut_for(seconds)
+        if self._others is not None:
+            self._others.tell_shut(seconds)
+
+    def shut_by_others(self, seconds: float) -> None:
+        self._shut_for(seconds)
 
     def step_back(self) -> None:
         """A probe learned nothing about the gate: the next in line may try."""
         self._probes -= 1
-        if self._shut_until is not None:
-            self._admit()
+        if self._shut_until is None:
+            return
+        if self._others is not None and not self._is_alone:
+            self._others.tell_nothing()
+        self._admit()
+
+    def go_alone(self) -> None:
+        """Nobody else has a say any more, until it is shut again: one tries, and the others follow."""
+        if self._shut_until is None:
+            return
+        self._is_alone = True
+        self._admit()
+        if not (self._line or self._probes or self.opens_in):
+            self._open()
+
+    def wait_for_others(self, seconds: float) -> None:
+        """They try; they are asked again after so long, unless they are heard of before."""
+        self._stop_timer()
+        self._timer = self._clock.call_later(seconds, self._admit)
+
+    @property
+    def is_wanted(self) -> bool:
+        self._drop_leavers()
+        return self._shut_until is not None and bool(self._line) and not self.opens_in and not self._is_alone
+
+    def _shut_for(self, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        self._shut_until = until if self._shut_until is None else max(self._shut_until, until)
+        self._is_alone = self._others is None
+        self._admit()
 
     def _admit(self) -> None:
         """Lets the first in line try, now or when the time has come, unless somebody is trying."""
@@ -91,10 +141,12 @@ class Gate:
             return
         if wait := self.opens_in:
             self._timer = self._clock.call_later(wait, self._admit)
-            return
-        self._let_in()
+        elif self._others is None or self._is_alone:
+            self.let_in()
+        else:
+            self._others.ask()
 
-    def _let_in(self) -> None:
+    def let_in(self) -> None:
         self._drop_leavers()
         if self._line:
             self._probes += 1
@@ -133,9 +185,29 @@ class Gates:
         self._circuits: dict[str, Gate] = {}
         self._failures: dict[str, int] = {}
         self._entries: dict[tuple[str, str], Entry] = {}
+        self._store: SharesQuota | None = None
+        self._others: dict[str, Others] = {}
+        self._end: Callable[[], None] | None = None
+
+    def share(self, store: SharesQuota) -> None:
+        """With all processes that have this store: models that say who shares their quota."""
+        self._store = store
+        self._end = store.follow_quotas(self._heard)
+
+    def part(self) -> None:
+        """Shares no longer."""
+        if self._end is not None:
+            self._end()
+        for others in self._others.values():
+            others.close()
+        for gate in self._quotas.values():
+            gate.join(None)
+        self._store = self._end = None
+        self._others.clear()
 
     def quota(self, model: Model) -> Gate:
-        return self._gate(self._quotas, traits_of(model).quota or model.name)
+        quota = traits_of(model).quota
+        return self._shared(digest_of(quota)) if quota else self._gate(self._quotas, model.name)
 
     def circuit(self, model: Model) -> Gate:
         return self._gate(self._circuits, model.name)
@@ -186,6 +258,17 @@ class Gates:
             entry.circuit.step_back()
         if entry.probes_quota:
             entry.quota.step_back()
+
+    def _heard(self, quota: str, seconds: float | None) -> None:
+        self._shared(quota)
+        self._others[quota].hear(seconds)
+
+    def _shared(self, quota: str) -> Gate:
+        gate = self._gate(self._quotas, quota)
+        if self._store is not None and quota not in self._others:
+            self._others[quota] = Others(self._store, self._clock, quota, gate)
+            gate.join(self._others[quota])
+        return gate
 
     def _gate(self, gates: dict[str, Gate], key: str) -> Gate:
         gate = gates.get(key)

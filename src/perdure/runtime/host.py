@@ -22,7 +22,7 @@ from perdure.core.messages import JSON
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunSummary, SessionState, agent_of
 from perdure.core.views import Pending, summarise
-from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
+from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow, SharesQuota
 from perdure.runtime.agent import Agent, Binding, agents_of, bind, check_data
 from perdure.runtime.desk import Desk
 from perdure.runtime.directives import Fact, in_turn
@@ -73,6 +73,8 @@ class Host:
 
     async def start(self) -> None:
         if self._engine is not None:
+            if isinstance(self.world.store, SharesQuota):
+                self.world.gates.share(self.world.store)
             await self.world.store.join(self.duty.owner, {**self._about, "agents": list[JSON](self._bindings)})
             await self._engine.start(self.duty)
 
@@ -82,6 +84,7 @@ class Host:
         if self._engine is not None:
             await self.watching.stop()
             await self._engine.drain(grace)
+            self.world.gates.part()
             await self.world.store.leave(self.duty.owner)
         self._roster.close()
         for log in list(self._logs.values()):

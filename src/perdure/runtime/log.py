@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from perdure.core.codec import encode_event
-from perdure.core.errors import Conflict, NotFound, Refused, StoreError, UsageError
+from perdure.core.errors import Conflict, NotFound, Refused, StoreError, TooNew, UsageError
 from perdure.core.events import Event, ModelFailed, ModelResponded, RunEnded
 from perdure.core.fold import evolve
 from perdure.core.state import SessionState, new_state
@@ -48,6 +48,8 @@ async def patiently(clock: Clock, ask: Callable[P, Awaitable[T]], *args: P.args,
     for patience in STORE_PATIENCE:
         try:
             return await ask(*args, **kwargs)
+        except TooNew:
+            raise
         except StoreError:
             await sleep(clock, patience)
     return await ask(*args, **kwargs)
@@ -271,7 +273,7 @@ class SessionLog:
         while self._hint > self.state.seq:
             try:
                 await self.refresh()
-            except NotFound:
+            except (NotFound, TooNew):
                 return
             except StoreError:
                 await sleep(self._clock, ASK_AGAIN_AFTER)

@@ -1,7 +1,9 @@
 """Lookout: finds the sessions that have work and that nobody submitted, for engines with queues elsewhere.
 
 Rule 1: others submit by writing alone, so whatever is written is looked at soon. Rule 2: what was found before most
-likely stands in its queue: it is submitted again, but less and less often.
+likely stands in its queue: it is submitted again, but less and less often. Rule 3: what its queue has not brought about
+for long is begun here, if there is room: the queue may give it to an older worker, again and again, that cannot read
+it.
 """
 
 from __future__ import annotations
@@ -28,15 +30,21 @@ class Unavailable(Exception):
 
 
 class Lookout:
-    """`beside` is done at every look that nobody asked for."""
+    """`beside` is done at every look that nobody asked for; `begin` drives a session here, past its queue."""
 
     def __init__(
-        self, clock: Clock, work: Work, submit: Callable[[str, str], None], beside: Callable[[], Awaitable[None]]
+        self,
+        clock: Clock,
+        work: Work,
+        submit: Callable[[str, str], None],
+        beside: Callable[[], Awaitable[None]],
+        begin: Callable[[str], object] | None = None,
     ) -> None:
         self._clock = clock
         self._work = work
         self._submit = submit
         self._beside = beside
+        self._begin = begin
         self._news = asyncio.Event()
         self._found: dict[str, tuple[float, float]] = {}
 
@@ -67,6 +75,8 @@ class Lookout:
                 due, pause = self._found.get(session, (now, REST))
                 if now >= due:
                     self._submit(session, queue)
+                    if pause >= LONGEST_PAUSE and self._begin is not None:
+                        self._begin(session)
                     due, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
                 found[session] = due, pause
         self._found = found

@@ -66,6 +66,11 @@ class Units:
             return left
         return self._start(session)
 
+    def begin_beside(self, most: int | None, session: str) -> None:
+        """Begins it if fewer than so many are under way: what an engine's queue holds has its own room."""
+        if most is None or len(self._tasks) < most:
+            self.begin(session)
+
     def begin_at(self, at: float, session: str, begin: Callable[[], object]) -> None:
         """Calls `begin` at this time, unless the session is begun before."""
         if (alarm := self._alarms.pop(session, None)) is not None:

@@ -27,6 +27,7 @@ from perdure.stores.postgres_groups import Groups, statement
 from perdure.stores.postgres_link import Connection, Link, check_schema
 from perdure.stores.postgres_names import kept, key, meant
 from perdure.stores.postgres_owners import Owners
+from perdure.stores.postgres_quotas import HeardQuota, Quotas
 from perdure.stores.postgres_transaction import PostgresTransaction
 from perdure.stores.postgres_watch import Watch
 
@@ -61,6 +62,7 @@ class _Open(msgspec.Struct, frozen=True):
     owners: Owners
     watch: Watch
     lines: DeltaLines
+    quotas: Quotas
     room: asyncio.Semaphore
     artifacts: Artifacts
     groups: Groups
@@ -69,8 +71,9 @@ class _Open(msgspec.Struct, frozen=True):
 class PostgresStore:
     """`pooled`: the address leads through a transaction pooler; then `direct` is one for LISTEN, or it polls.
 
-    `deltas`: pieces of answers go to whoever follows from another process. `artifacts`: where those lie that are longer
-    than `artifacts_inside` bytes, as file:///… or s3://…; without it all are in the database.
+    `deltas`: pieces of answers go to whoever follows from another process. `quotas`: who is told to wait by a provider
+    tells all. `artifacts`: where those lie that are longer than `artifacts_inside` bytes, as file:///… or s3://…;
+    without it all are in the database.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class PostgresStore:
         timeout: float = 10.0,
         poll: float = 0.2,
         deltas: bool = True,
+        quotas: bool = True,
         artifacts: str | None = None,
         artifacts_inside: int = 1_000_000,
         beat: float = 2.0,
@@ -100,6 +104,7 @@ class PostgresStore:
         self._places = None if artifacts is None else Places(artifacts)
         self._inside = artifacts_inside
         self._deltas = deltas and self.direct is not None
+        self._quotas = quotas
         self._beat = beat
         self._dead_after = dead_after
         self._parts: _Open | None = None
@@ -122,9 +127,11 @@ class PostgresStore:
                 lines = DeltaLines(link)
                 artifacts = Artifacts(link, self._places, self._inside)
                 room = asyncio.Semaphore(max(1, self._connections - KEPT_FREE))
-                watch = Watch(link, self.direct, poll=self._poll, other=lines.heard)
                 groups = Groups(link, self._busy)
-                self._parts = _Open(os.getpid(), link, owners, watch, lines, room, artifacts, groups)
+                quotas = Quotas(link, owners.dead_after)
+                lines_to = {"?": lines.heard, "~": lines.heard, "!": quotas.heard}
+                watch = Watch(link, self.direct, poll=self._poll, others=lines_to, missed=quotas.look)
+                self._parts = _Open(os.getpid(), link, owners, watch, lines, quotas, room, artifacts, groups)
             self._use()
             self._opened += 1
 
@@ -253,6 +260,24 @@ class PostgresStore:
     async def send_deltas(self, session: str, piece: bytes) -> None:
         if self._parts is not None:
             await self._parts.lines.send(session, piece)
+
+    def follow_quotas(self, heard: HeardQuota) -> Callable[[], None]:
+        parts = self._use()
+        if not self._quotas:
+            return _nothing
+        parts.watch.start()
+        return parts.quotas.follow(heard)
+
+    async def shut_quota(self, quota: str, seconds: float) -> None:
+        if self._quotas:
+            await self._use().quotas.shut(quota, seconds)
+
+    async def enter_quota(self, quota: str) -> float | None:
+        return await self._use().quotas.enter(quota) if self._quotas else None
+
+    async def answer_quota(self, quota: str, *, passed: bool) -> None:
+        if self._quotas:
+            await self._use().quotas.answer(quota, passed=passed)
 
     # Sessions
 

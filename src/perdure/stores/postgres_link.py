@@ -70,7 +70,11 @@ class Link:
                 "The store's address cannot be read; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, and what is"
                 " special in a password as %40 for @, %3A for :, %2F for / and %3F for ?."
             ) from None
-        await self._migrate()
+        try:
+            await self._migrate()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None

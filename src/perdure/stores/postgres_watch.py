@@ -6,7 +6,7 @@ Rule: whoever watches hears of every commit; while the connection is broken, hea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,18 +15,33 @@ from perdure.stores.postgres_link import Connection, Link, load_driver
 from perdure.stores.postgres_names import key
 
 Notify = Callable[[int], None]
+HEX = frozenset("0123456789abcdef")
 
 CHECK_EVERY = 15.0
 """Seconds: so often a quiet connection has to show that it is there."""
 COME_BACK_AFTER = 0.5
+MISSED_EVERY = 5
+"""Looks, where nothing can be heard."""
 
 
 class Watch:
-    """The watchers of one store in this process; `other` is told what comes over the channel besides."""
+    """The watchers of one store in this process.
 
-    def __init__(self, link: Link, direct: str | None, *, poll: float, other: Callable[[str], None]) -> None:
+    `others` are told what comes over the channel besides, by its first character; `missed` looks for what nobody heard.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        direct: str | None,
+        *,
+        poll: float,
+        others: Mapping[str, Callable[[str], None]],
+        missed: Callable[[], Awaitable[None]],
+    ) -> None:
         self._link = link
-        self._other = other
+        self._others = others
+        self._missed = missed
         self._direct = direct
         self._poll = poll
         self._watched: dict[bytes, list[Notify]] = {}
@@ -68,10 +83,14 @@ class Watch:
             self._watched.pop(key(session), None)
 
     async def _follow(self) -> None:
+        looks = 0
         while True:
             if self._direct is None:
                 await asyncio.sleep(self._poll)
                 await self._look()
+                looks += 1
+                if not looks % MISSED_EVERY:
+                    await self._missed()
                 continue
             with suppress(StoreError, OSError, TimeoutError, load_driver().PostgresError, load_driver().InterfaceError):
                 await self._listen(self._direct)
@@ -83,6 +102,7 @@ class Watch:
         try:
             await connection.add_listener(self._link.schema, self._heard)
             await self._look()
+            await self._missed()
             while not connection.is_closed():
                 await asyncio.sleep(CHECK_EVERY)
                 await connection.execute("SELECT 1")
@@ -91,11 +111,11 @@ class Watch:
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         words = str(payload)
-        if words[0] in "?~":
-            self._other(words)
-            return
-        session, _, head = words.partition(" ")
-        self.tell(bytes.fromhex(session), int(head))
+        if words[0] in self._others:
+            self._others[words[0]](words)
+        elif words[0] in HEX:  # what else a newer version may say is not for us
+            session, _, head = words.partition(" ")
+            self.tell(bytes.fromhex(session), int(head))
 
     async def _look(self) -> None:
         """Heads as they are now, of all that is watched."""

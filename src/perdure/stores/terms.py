@@ -91,7 +91,13 @@ def encode_summary(summary: Summary) -> bytes:
 
 
 def decode_summary(data: bytes) -> Summary:
-    return _summary_decoder.decode(data)
+    """The summary; of one that a newer version wrote, what can be made of it, so that lists stay whole."""
+    try:
+        return _summary_decoder.decode(data)
+    except msgspec.ValidationError:
+        known = _about_decoder.decode(data)
+        title = known.get("title")
+        return Summary(str(known.get("agent", "")), title=title if isinstance(title, str) else "")
 
 
 def decode_metadata(data: bytes) -> dict[str, str]:
