@@ -149,6 +149,16 @@ def test_deep_nesting_with_hostile_text_is_refused_too() -> None:
         b'{"call":1}',
         b"[1]",
         b"null",
+    ],
+)
+def test_what_a_newer_version_may_have_written_is_said_to_be_too_new(payload: bytes) -> None:
+    with pytest.raises(TooNew, match="upgrade"):
+        decode_event(payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
         b"",
         b"{",
         b'{"type":"Noted","kind":"\xff"}',
@@ -156,9 +166,10 @@ def test_deep_nesting_with_hostile_text_is_refused_too() -> None:
         b'{"type":"Noted","kind":"x","data":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
-def test_what_cannot_be_read_is_a_store_error(payload: bytes) -> None:
-    with pytest.raises(StoreError, match="upgrade"):
+def test_what_is_no_json_is_damaged(payload: bytes) -> None:
+    with pytest.raises(StoreError, match="damaged") as raised:
         decode_event(payload)
+    assert type(raised.value) is StoreError
 
 
 @pytest.mark.parametrize(

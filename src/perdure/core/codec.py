@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from perdure.core.errors import TooNew, UsageError
+from perdure.core.errors import StoreError, TooNew, UsageError
 from perdure.core.events import Event
 from perdure.core.messages import JSON
 from perdure.core.upcast import upcast
@@ -58,7 +58,11 @@ def decode_event(data: bytes) -> Event:
         return _decoder.decode(data)
     except (ValueError, RecursionError, UsageError) as error:
         try:
-            return msgspec.convert(upcast(decode_json(data)), Event)
+            plain = decode_json(data)
+        except (ValueError, UsageError):
+            raise StoreError(f"A record is damaged ({error}); restore the store from a backup.") from None
+        try:
+            return msgspec.convert(upcast(plain), Event)
         except (ValueError, UsageError):
             raise TooNew(
                 f"A record cannot be read ({error}); a newer version of Perdure may have written it: upgrade."

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from perdure.core.errors import StoreError
+from perdure.stores import terms
 from perdure.stores.postgres_link import Connection, Link, load_driver
 from perdure.stores.postgres_names import key
 
@@ -63,10 +64,8 @@ class Watch:
 
     def tell(self, session: bytes, head: int) -> None:
         """Somebody has appended: here, or elsewhere."""
-        for notify in (*self._watched.get(session, ()),):
-            notify(head)
-        for notify in (*self._all,):
-            notify(0)
+        terms.tell(self._watched.get(session, ()), head)
+        terms.tell(self._all, 0)
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -119,9 +118,7 @@ class Watch:
 
     async def _look(self) -> None:
         """Heads as they are now, of all that is watched."""
-        if self._all:
-            for notify in (*self._all,):
-                notify(0)
+        terms.tell(self._all, 0)
         if not self._watched:
             return
         sql = self._link.sql("SELECT uid_key, head FROM @schema.sessions WHERE uid_key = ANY($1) AND NOT deleted")
