@@ -47,7 +47,8 @@ RETRIES = restate.InvocationRetryPolicy(
 )
 PATIENCE = 1.5
 """Seconds: what is still found so long after it was asked for is driven by whoever finds it."""
-FORGOTTEN_AFTER = 8.0
+LONGEST_PAUSE = 1.0
+FORGOTTEN_AFTER = 4.0
 START_PATIENCE = 10.0
 TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 ASKED_AT_ONCE = 20
@@ -107,7 +108,7 @@ class RestateEngine:
         except BaseException:
             await self.drain(0.0)
             raise
-        lookout = Lookout(self._clock, work, self._find, self._look_after)
+        lookout = Lookout(self._clock, work, self._find, self._look_after, LONGEST_PAUSE)
         self._looking = asyncio.ensure_future(lookout.keep(served))
 
     def submit(self, session: str, queue: str) -> None:

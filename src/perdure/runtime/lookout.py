@@ -28,15 +28,21 @@ class Unavailable(Exception):
 
 
 class Lookout:
-    """`beside` is done at every look that nobody asked for."""
+    """`beside` is done at every look that nobody asked for; `pause`: so long, at most, until one is submitted again."""
 
     def __init__(
-        self, clock: Clock, work: Work, submit: Callable[[str, str], None], beside: Callable[[], Awaitable[None]]
+        self,
+        clock: Clock,
+        work: Work,
+        submit: Callable[[str, str], None],
+        beside: Callable[[], Awaitable[None]],
+        pause: float = LONGEST_PAUSE,
     ) -> None:
         self._clock = clock
         self._work = work
         self._submit = submit
         self._beside = beside
+        self._pause = pause
         self._news = asyncio.Event()
         self._found: dict[str, tuple[float, float]] = {}
 
@@ -67,6 +73,6 @@ class Lookout:
                 due, pause = self._found.get(session, (now, REST))
                 if now >= due:
                     self._submit(session, queue)
-                    due, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
+                    due, pause = now + pause, min(2 * pause, self._pause)
                 found[session] = due, pause
         self._found = found
