@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from string import ascii_letters, digits
 from typing import Any
 from urllib.parse import parse_qs, quote
 
@@ -45,7 +46,7 @@ RETRIES = restate.InvocationRetryPolicy(
     max_attempts=5,
     on_max_attempts="kill",
 )
-PATIENCE = 1.5
+PATIENCE = 0.7
 """Seconds: what is still found so long after it was asked for is driven by whoever finds it."""
 LONGEST_PAUSE = 1.0
 FORGOTTEN_AFTER = 4.0
@@ -53,6 +54,7 @@ START_PATIENCE = 10.0
 TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 ASKED_AT_ONCE = 20
 ENDS_WITHIN = 1.0
+PLAIN = frozenset(f"{ascii_letters}{digits}-_")
 OPTIONS = ("admin", "serve", "reach", "prefix")
 
 _logger = logging.getLogger("perdure")
@@ -189,17 +191,12 @@ class RestateEngine:
             await asyncio.sleep(0.3)
 
     async def _introduce(self) -> None:
-        """Tells Restate where we are. What it knows already stays as it is, unless a queue of ours is missing."""
-        for force in (False, True):
-            told = {"uri": self._reach, "use_http_11": True, "force": force}
-            answer = await self._post(f"{self._admin}/deployments", told)
-            known = {service["name"] for service in answer.get("services", ())}
-            if known.issuperset(self._services):
-                self._is_known = True
-                return
-        raise Unavailable(
-            f"Restate finds workers with other queues at {self._reach}; give workers with other queues another address"
-        )
+        """Tells Restate where we are; that it knew somebody there already does no harm to what is under way."""
+        told = {"uri": self._reach, "use_http_11": True, "force": True}
+        answer = await self._post(f"{self._admin}/deployments", told)
+        self._is_known = {service["name"] for service in answer["services"]}.issuperset(self._services)
+        if not self._is_known:
+            raise Unavailable(f"Restate finds workers with other queues at {self._reach}; serve yours elsewhere")
 
     async def _look_after(self) -> None:
         now = self._clock.monotonic()
@@ -287,10 +284,7 @@ def _split(address: str) -> tuple[str, int]:
 
 def _name(text: str) -> str:
     """A name that Restate takes, another one for every text."""
-    plain = [
-        c if c.isascii() and (c.isalnum() or c in "-_") else "".join(f".{b:02x}" for b in c.encode()) for c in text
-    ]
-    return "".join(plain)
+    return "".join(chr(b) if chr(b) in PLAIN else f".{b:02x}" for b in text.encode())
 
 
 async def _knock(app: App) -> None:
