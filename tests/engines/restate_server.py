@@ -70,6 +70,10 @@ class RestateServer:
                     assert asyncio.get_running_loop().time() < deadline, "Restate did not start"
                     await asyncio.sleep(0.1)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -57,6 +57,10 @@ class TemporalServer:
                 assert asyncio.get_running_loop().time() < deadline, "Temporal did not start"
                 await asyncio.sleep(0.1)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -46,4 +46,4 @@ async def test_what_its_queue_does_not_bring_about_is_begun_here() -> None:
     assert submitted[0] == 0.0
     assert len(submitted) < 10, "less and less often"
     assert begun
-    assert 6.0 < begun[0] < 12.0, "its queue had its time"
+    assert 3.0 <= begun[0] < 6.0, "its queue had its time"

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from string import ascii_letters, digits
 from typing import Any
 from urllib.parse import parse_qs, quote
 
@@ -45,13 +46,13 @@ RETRIES = restate.InvocationRetryPolicy(
     max_attempts=5,
     on_max_attempts="kill",
 )
-PATIENCE = 1.5
+PATIENCE = 0.7
 """Seconds: what is still found so long after it was asked for is driven by whoever finds it."""
-FORGOTTEN_AFTER = 8.0
 START_PATIENCE = 10.0
 TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 ASKED_AT_ONCE = 20
 ENDS_WITHIN = 1.0
+PLAIN = frozenset(f"{ascii_letters}{digits}-_")
 OPTIONS = ("admin", "serve", "reach", "prefix")
 
 _logger = logging.getLogger("perdure")
@@ -94,11 +95,10 @@ class RestateEngine:
         self._looking: asyncio.Task[None] | None = None
         self._asked: dict[str, tuple[str, bool]] = {}
         self._asking: asyncio.Task[None] | None = None
-        self._seen: dict[str, tuple[float, float]] = {}
 
     async def start(self, work: Work) -> None:
         served = [queue for queue in work.queues if self.queues is None or queue in self.queues]
-        self._services = [self._service(queue) for queue in served]
+        self._services = [self._address_of(queue) for queue in served]
         self._units = Units(self._clock, work.drive, self.concurrency)
         self._client = aiohttp.ClientSession(timeout=TIMEOUT)
         try:
@@ -107,7 +107,8 @@ class RestateEngine:
         except BaseException:
             await self.drain(0.0)
             raise
-        lookout = Lookout(self._clock, work, self._find, self._look_after)
+        begin = partial(self._units.begin_beside, self.concurrency)
+        lookout = Lookout(self._clock, work, self._find, self._look_after, begin, PATIENCE)
         self._looking = asyncio.ensure_future(lookout.keep(served))
 
     def submit(self, session: str, queue: str) -> None:
@@ -188,21 +189,14 @@ class RestateEngine:
             await asyncio.sleep(0.3)
 
     async def _introduce(self) -> None:
-        """Tells Restate where we are. What it knows already stays as it is, unless a queue of ours is missing."""
-        for force in (False, True):
-            told = {"uri": self._reach, "use_http_11": True, "force": force}
-            answer = await self._post(f"{self._admin}/deployments", told)
-            known = {service["name"] for service in answer.get("services", ())}
-            if known.issuperset(self._services):
-                self._is_known = True
-                return
-        raise Unavailable(
-            f"Restate finds workers with other queues at {self._reach}; give workers with other queues another address"
-        )
+        """Tells Restate where we are; that it knew somebody there already does no harm to what is under way."""
+        told = {"uri": self._reach, "use_http_11": True, "force": True}
+        answer = await self._post(f"{self._admin}/deployments", told)
+        self._is_known = {service["name"] for service in answer["services"]}.issuperset(self._services)
+        if not self._is_known:
+            raise Unavailable(f"Restate finds workers with other queues at {self._reach}; serve yours elsewhere")
 
     async def _look_after(self) -> None:
-        now = self._clock.monotonic()
-        self._seen = {uid: seen for uid, seen in self._seen.items() if now - seen[1] < FORGOTTEN_AFTER}
         try:
             if not self._is_known:
                 await self._introduce()
@@ -214,16 +208,8 @@ class RestateEngine:
 
     def _find(self, session: str, queue: str) -> None:
         """For what the sweep finds: Restate is asked first; a worker that is full leaves it to others."""
-        units = self._units
-        if units is None or units.is_full:
-            return
-        now = self._clock.monotonic()
-        since, _ = self._seen.get(session, (now, now))
-        self._seen[session] = since, now
-        if now - since < PATIENCE:
+        if self._units is not None and not self._units.is_full:
             self._put(session, queue, is_found=True)
-        elif not units.is_resting(session):
-            units.begin(session)
 
     def _put(self, session: str, queue: str, *, is_found: bool) -> None:
         if self._client is None:
@@ -241,7 +227,7 @@ class RestateEngine:
         """All workers find the same sessions: of those that ask, one counts. Who has news is always heard."""
         headers = {"idempotency-key": quote(session)} if is_found else {}
         try:
-            await self._post(f"{self._ingress}/{self._service(queue)}/{UNIT}/send", session, headers)
+            await self._post(f"{self._ingress}/{self._address_of(queue)}/{UNIT}/send", session, headers)
         except Unavailable as error:
             self._trouble = str(error)
 
@@ -259,7 +245,7 @@ class RestateEngine:
             raise Unavailable(f"Restate does not answer at {url.partition('//')[2].partition('/')[0]}") from error
         raise Unavailable(f"Restate refuses ({response.status}: {said})")
 
-    def _service(self, queue: str) -> str:
+    def _address_of(self, queue: str) -> str:
         return f"{self._prefix}.{_name(queue)}"
 
 
@@ -286,10 +272,7 @@ def _split(address: str) -> tuple[str, int]:
 
 def _name(text: str) -> str:
     """A name that Restate takes, another one for every text."""
-    plain = [
-        c if c.isascii() and (c.isalnum() or c in "-_") else "".join(f".{b:02x}" for b in c.encode()) for c in text
-    ]
-    return "".join(plain)
+    return "".join(chr(b) if chr(b) in PLAIN else f".{b:02x}" for b in text.encode())
 
 
 async def _knock(app: App) -> None:

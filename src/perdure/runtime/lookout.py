@@ -2,8 +2,8 @@
 
 Rule 1: others submit by writing alone, so whatever is written is looked at soon. Rule 2: what was found before most
 likely stands in its queue: it is submitted again, but less and less often. Rule 3: what its queue has not brought about
-for long is begun here, if there is room: the queue may give it to an older worker, again and again, that cannot read
-it.
+for a while is begun here, if there is room: the queue may be slow or out of order, or give it again and again to an
+older worker that cannot read it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ LOOK_EVERY = 2.0
 REST = 0.25
 """Seconds between two looks, however much is written."""
 LONGEST_PAUSE = 4.0
+PATIENCE = 3.0
+"""Seconds: what is found for so long is begun here."""
 
 _logger = logging.getLogger("perdure")
 
@@ -30,7 +32,10 @@ class Unavailable(Exception):
 
 
 class Lookout:
-    """`beside` is done at every look that nobody asked for; `begin` drives a session here, past its queue."""
+    """`beside` is done at every look that nobody asked for; `begin` drives a session here, past its queue.
+
+    That is for what is still found after `patience` seconds.
+    """
 
     def __init__(
         self,
@@ -38,15 +43,17 @@ class Lookout:
         work: Work,
         submit: Callable[[str, str], None],
         beside: Callable[[], Awaitable[None]],
-        begin: Callable[[str], object] | None = None,
+        begin: Callable[[str], object],
+        patience: float = PATIENCE,
     ) -> None:
         self._clock = clock
         self._work = work
         self._submit = submit
         self._beside = beside
         self._begin = begin
+        self._patience = patience
         self._news = asyncio.Event()
-        self._found: dict[str, tuple[float, float]] = {}
+        self._found: dict[str, tuple[float, float, float]] = {}
 
     async def keep(self, queues: Sequence[str]) -> None:
         """Looks until it is cancelled."""
@@ -69,14 +76,14 @@ class Lookout:
             end()
 
     async def _sweep(self, queues: Sequence[str]) -> None:
-        now, found = self._clock.monotonic(), dict[str, tuple[float, float]]()
+        now, found = self._clock.monotonic(), dict[str, tuple[float, float, float]]()
         for queue in queues:
             for session in await self._work.sweep([queue]):
-                due, pause = self._found.get(session, (now, REST))
+                since, due, pause = self._found.get(session, (now, now, REST))
+                if now - since >= self._patience:
+                    self._begin(session)
                 if now >= due:
                     self._submit(session, queue)
-                    if pause >= LONGEST_PAUSE and self._begin is not None:
-                        self._begin(session)
                     due, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
-                found[session] = due, pause
+                found[session] = since, due, pause
         self._found = found

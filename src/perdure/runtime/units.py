@@ -68,7 +68,8 @@ class Units:
 
     def begin_beside(self, most: int | None, session: str) -> None:
         """Begins it if fewer than so many are under way: what an engine's queue holds has its own room."""
-        if most is None or len(self._tasks) < most:
+        is_known = session in self._tasks or session in self._waiting or self.is_resting(session)
+        if not is_known and (most is None or len(self._tasks) < most):
             self.begin(session)
 
     def begin_at(self, at: float, session: str, begin: Callable[[], object]) -> None:
