@@ -33,7 +33,8 @@ from tests.engines.temporal_server import TemporalServer
 from tests.postgres import OwnServer
 
 AT_ONCE = 20
-SETTLED_AFTER = 15.0
+SETTLED_AFTER = 65.0
+"""Seconds: for its first minute DBOS looks for schedules every second."""
 WEEK = 7 * 86_400.0
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -3,7 +3,8 @@
 Rule 1: others submit by writing alone, so whatever is written is looked at soon. Rule 2: what was found before most
 likely stands in its queue: it is submitted again, but less and less often. Rule 3: what its queue has not brought about
 for long is begun here, if there is room: the queue may give it to an older worker, again and again, that cannot read
-it.
+it. Rule 4: where nothing has happened for a while, an engine that polls does so less often, and what comes then is
+begun here at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ LOOK_EVERY = 2.0
 REST = 0.25
 """Seconds between two looks, however much is written."""
 LONGEST_PAUSE = 4.0
+QUIET_AFTER = 15.0
+QUIET_POLL = 5.0
+"""Seconds between two polls of a queue while it is quiet."""
 
 _logger = logging.getLogger("perdure")
 
@@ -30,7 +34,10 @@ class Unavailable(Exception):
 
 
 class Lookout:
-    """`beside` is done at every look that nobody asked for; `begin` drives a session here, past its queue."""
+    """`beside` is done at every look that nobody asked for; `begin` drives a session here, past its queue.
+
+    `pace` is for engines that poll: told when it becomes quiet, and when that is over.
+    """
 
     def __init__(
         self,
@@ -39,12 +46,17 @@ class Lookout:
         submit: Callable[[str, str], None],
         beside: Callable[[], Awaitable[None]],
         begin: Callable[[str], object] | None = None,
+        pace: Callable[[bool], Awaitable[None]] | None = None,
     ) -> None:
         self._clock = clock
         self._work = work
         self._submit = submit
         self._beside = beside
         self._begin = begin
+        self._pace = pace
+        self._heard_at = clock.monotonic()
+        self._is_quiet = False
+        self._direct_until = 0.0
         self._news = asyncio.Event()
         self._found: dict[str, tuple[float, float]] = {}
 
@@ -54,12 +66,15 @@ class Lookout:
         due = 0.0
         try:
             while True:
-                self._news.clear()
+                if self._news.is_set():
+                    self._news.clear()
+                    self._heard_at = self._clock.monotonic()
                 try:
                     if self._clock.monotonic() >= due:
                         due = self._clock.monotonic() + LOOK_EVERY
                         await self._beside()
                     await self._sweep(queues)
+                    await self._keep_pace()
                 except (PerdureError, Unavailable) as error:
                     _logger.warning("looking for sessions to drive failed: %s", error)
                 await sleep(self._clock, REST)
@@ -70,13 +85,24 @@ class Lookout:
 
     async def _sweep(self, queues: Sequence[str]) -> None:
         now, found = self._clock.monotonic(), dict[str, tuple[float, float]]()
+        is_direct = self._is_quiet or now < self._direct_until
         for queue in queues:
             for session in await self._work.sweep([queue]):
                 due, pause = self._found.get(session, (now, REST))
                 if now >= due:
                     self._submit(session, queue)
-                    if pause >= LONGEST_PAUSE and self._begin is not None:
+                    if (is_direct or pause >= LONGEST_PAUSE) and self._begin is not None:
                         self._begin(session)
                     due, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
                 found[session] = due, pause
         self._found = found
+        if found:
+            self._heard_at = now
+
+    async def _keep_pace(self) -> None:
+        is_quiet = self._clock.monotonic() - self._heard_at > QUIET_AFTER
+        if self._pace is not None and is_quiet != self._is_quiet:
+            await self._pace(is_quiet)
+            self._is_quiet = is_quiet
+            # Who polls the queue has heard of it only when the last long pause is over.
+            self._direct_until = self._clock.monotonic() + QUIET_POLL + 1.0
