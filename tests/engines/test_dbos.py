@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from dbos import DBOS
 
 from perdure import Agent, Runtime, StoreError, UsageError
 from perdure.engines.dbos import DbosEngine
+from perdure.runtime import lookout
 from perdure.runtime.clock import SystemClock
 from perdure.stores.postgres import PostgresStore
 from perdure.testing import ScriptedModel
@@ -37,6 +39,31 @@ async def test_a_unit_is_a_uid_and_nothing_else(postgres: str) -> None:
         assert written
         assert all(unit == {"args": [session.uid], "kwargs": {}} for unit in written)
         assert {(unit["queue_name"], unit["application_version"]) for unit in units} == {("perdure:clerk", "perdure-1")}
+    finally:
+        await connection.close()
+
+
+async def test_a_quiet_queue_is_polled_seldom_and_what_comes_then_does_not_wait_for_it(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "QUIET_AFTER", 0.2)
+    agent = Agent(name="clerk", model=ScriptedModel(lambda request: "done"))
+    store = PostgresStore(postgres, schema=new_schema())
+    engine = DbosEngine(postgres, SystemClock(), schema=f"{store.schema}_dbos", poll=0.05)
+    connection = await asyncpg.connect(postgres)
+
+    async def polled(every: float) -> None:
+        sql = f"SELECT polling_interval_sec FROM {store.schema}_dbos.queues WHERE name = 'perdure:clerk'"
+        while await connection.fetchval(sql) != every:
+            await asyncio.sleep(0.01)
+
+    try:
+        async with Runtime(store, agents=[agent], engine=engine) as runtime:
+            await soon(polled(lookout.QUIET_POLL))
+            monkeypatch.setattr(lookout, "QUIET_AFTER", 1000.0)
+            session = await runtime.open(agent)
+            assert (await soon(session.run("go"))).output == "done"
+            await soon(polled(0.05))
     finally:
         await connection.close()
 

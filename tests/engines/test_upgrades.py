@@ -31,11 +31,13 @@ PATIENCE = 60.0
 
 
 @asynccontextmanager
-async def working(folder: Path, store: str, engine: str, program: list[str], log: str) -> AsyncIterator[dict[str, Any]]:
+async def working(
+    folder: Path, store: str, engine: str, program: list[str], log: str, agent: str = CLERK
+) -> AsyncIterator[dict[str, Any]]:
     """A worker as a process; what it said when it was ready."""
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
     env = {**os.environ, "PERDURE_TRIAL": str(folder), "PERDURE_TRIAL_PAUSE": "0.02", "PYTHONPATH": path}
-    command = [*program, "worker", "--store", store, "--engine", engine, "-a", CLERK, "--json", "--grace", "0"]
+    command = [*program, "worker", "--store", store, "--engine", engine, "-a", agent, "--json", "--grace", "0"]
     with (folder / log).open("w") as said:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=env, cwd=ROOT, text=True)
         assert process.stdout is not None

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from perdure.runtime.lookout import Lookout
+from perdure.runtime.lookout import QUIET_POLL, Lookout
 from perdure.testing import ManualClock
 
 
 class Found:
-    """There is always one session that has work."""
+    """Sessions that have work, for ever."""
 
     owner = "w"
     queues: Sequence[str] = ("clerk",)
 
+    def __init__(self, *sessions: str) -> None:
+        self.sessions = sessions
+
     async def drive(self, session: str) -> None: ...
 
     async def sweep(self, queues: Sequence[str] | None) -> Sequence[str]:
-        return ["s"]
+        return self.sessions
 
     def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
@@ -27,14 +30,14 @@ class Found:
         return ["w"]
 
 
+async def nothing() -> None: ...
+
+
 async def test_what_its_queue_does_not_bring_about_is_begun_here() -> None:
     clock, submitted, begun = ManualClock(), list[float](), list[float]()
-
-    async def nothing() -> None: ...
-
     lookout = Lookout(
         clock,
-        Found(),
+        Found("s"),
         lambda session, queue: submitted.append(clock.monotonic()),
         nothing,
         lambda session: begun.append(clock.monotonic()),
@@ -47,3 +50,31 @@ async def test_what_its_queue_does_not_bring_about_is_begun_here() -> None:
     assert len(submitted) < 10, "less and less often"
     assert begun
     assert 3.0 <= begun[0] < 6.0, "its queue had its time"
+
+
+async def test_where_it_was_quiet_what_comes_is_begun_at_once_until_the_queue_is_polled_again() -> None:
+    clock, work, begun, paces = ManualClock(), Found(), list[str](), list[bool]()
+
+    async def pace(is_quiet: bool) -> None:
+        paces.append(is_quiet)
+
+    lookout = Lookout(clock, work, lambda session, queue: None, nothing, begun.append, pace)
+    looking = asyncio.ensure_future(lookout.keep(["clerk"]))
+    try:
+        await clock.advance(10)
+        assert paces == []
+        await clock.advance(10)
+        assert paces == [True]
+        work.sessions = ("first",)
+        await clock.advance(2.1)
+        assert (begun, paces) == (["first"], [True, False])
+        work.sessions = ("second",)
+        await clock.advance(2.1)
+        assert begun == ["first", "second"], "the queue is still polled at long intervals"
+        work.sessions = ()
+        await clock.advance(QUIET_POLL)
+        work.sessions = ("third",)
+        await clock.advance(2.1)
+        assert begun == ["first", "second"], "the third has its queue"
+    finally:
+        looking.cancel()

@@ -62,6 +62,7 @@ async def test_it_is_left_alone_and_said_once(place: Store, caplog: pytest.LogCa
                 await until(lambda: sweeps[0] > 20)
                 other = await worker.open(agent, id="other")
                 assert (await soon(other.run("go"))).output == "done", "its neighbours are driven"
+                assert session.uid not in await worker._host.duty.sweep(None)
                 with pytest.raises(TooNew, match="upgrade"):
                     await worker.session("new")
         assert len(left(caplog)) == 1

@@ -20,7 +20,7 @@ from dbos import DBOS, Serializer
 
 from perdure.core.errors import StoreError, UsageError
 from perdure.ports import Clock, Work
-from perdure.runtime.lookout import Lookout, Unavailable
+from perdure.runtime.lookout import QUIET_POLL, Lookout, Unavailable
 from perdure.runtime.units import Units
 
 T = TypeVar("T")
@@ -97,7 +97,8 @@ class DbosEngine:
             ) from error
         self._work = work
         begin = partial(self._units.begin_beside, self.concurrency)
-        lookout = Lookout(self._clock, work, self.submit, partial(self._look_after_others, work), begin)
+        beside = partial(self._look_after_others, work)
+        lookout = Lookout(self._clock, work, self.submit, beside, begin, self._keep_pace)
         self._looking = asyncio.ensure_future(lookout.keep(self._served))
 
     def submit(self, session: str, queue: str) -> None:
@@ -147,6 +148,8 @@ class DbosEngine:
                 # What it could not do is tried again; what that comes to is said here.
                 "log_level": "CRITICAL",
                 "sys_db_pool_size": 4,
+                # A connection that broke is noticed when it is used, and whatever it was used for is tried again.
+                "db_engine_kwargs": {"pool_pre_ping": False},
                 # A process that is stopped in the middle of a transaction must not lock the queues for the others.
                 "sys_db_idle_transaction_timeout_sec": LOCKS_HELD_FOR,
             }
@@ -180,6 +183,10 @@ class DbosEngine:
             asked, self._asked = self._asked, {}
             with suppress(Unavailable):
                 await _in_thread(partial(_enqueue, asked))
+
+    async def _keep_pace(self, is_quiet: bool) -> None:
+        """For all processes that have these queues: they hear the same news."""
+        await _in_thread(partial(_poll_every, self._served, max(self._poll, QUIET_POLL) if is_quiet else self._poll))
 
     async def _look_after_others(self, work: Work) -> None:
         """What dead processes left: it would stand in the way of a new unit."""
@@ -216,6 +223,12 @@ def _enqueue(asked: dict[str, str]) -> None:
             },
             session,
         )
+
+
+def _poll_every(agents: Sequence[str], seconds: float) -> None:
+    for agent in agents:
+        if (queue := DBOS.retrieve_queue(_queue(agent))) is not None:
+            queue.set_polling_interval_sec(seconds)
 
 
 def _take_over(living: Sequence[str]) -> None:

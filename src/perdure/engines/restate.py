@@ -108,7 +108,7 @@ class RestateEngine:
             await self.drain(0.0)
             raise
         begin = partial(self._units.begin_beside, self.concurrency)
-        lookout = Lookout(self._clock, work, self._find, self._look_after, begin, PATIENCE)
+        lookout = Lookout(self._clock, work, self._find, self._look_after, begin, patience=PATIENCE)
         self._looking = asyncio.ensure_future(lookout.keep(served))
 
     def submit(self, session: str, queue: str) -> None:

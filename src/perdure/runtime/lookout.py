@@ -3,7 +3,8 @@
 Rule 1: others submit by writing alone, so whatever is written is looked at soon. Rule 2: what was found before most
 likely stands in its queue: it is submitted again, but less and less often. Rule 3: what its queue has not brought about
 for a while is begun here, if there is room: the queue may be slow or out of order, or give it again and again to an
-older worker that cannot read it.
+older worker that cannot read it. Rule 4: where nothing has happened for a while, an engine that polls does so less
+often, and what comes then is begun here at once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ REST = 0.25
 LONGEST_PAUSE = 4.0
 PATIENCE = 3.0
 """Seconds: what is found for so long is begun here."""
+QUIET_AFTER = 15.0
+QUIET_POLL = 5.0
+"""Seconds between two polls of a queue while it is quiet."""
 
 _logger = logging.getLogger("perdure")
 
@@ -34,7 +38,8 @@ class Unavailable(Exception):
 class Lookout:
     """`beside` is done at every look that nobody asked for; `begin` drives a session here, past its queue.
 
-    That is for what is still found after `patience` seconds.
+    That is for what is still found after `patience` seconds. `pace` is for engines that poll: told when it becomes
+    quiet, and when that is over.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Lookout:
         submit: Callable[[str, str], None],
         beside: Callable[[], Awaitable[None]],
         begin: Callable[[str], object],
+        pace: Callable[[bool], Awaitable[None]] | None = None,
         patience: float = PATIENCE,
     ) -> None:
         self._clock = clock
@@ -51,6 +57,10 @@ class Lookout:
         self._submit = submit
         self._beside = beside
         self._begin = begin
+        self._pace = pace
+        self._heard_at = clock.monotonic()
+        self._is_quiet = False
+        self._direct_until = 0.0
         self._patience = patience
         self._news = asyncio.Event()
         self._found: dict[str, tuple[float, float, float]] = {}
@@ -61,12 +71,15 @@ class Lookout:
         due = 0.0
         try:
             while True:
-                self._news.clear()
+                if self._news.is_set():
+                    self._news.clear()
+                    self._heard_at = self._clock.monotonic()
                 try:
                     if self._clock.monotonic() >= due:
                         due = self._clock.monotonic() + LOOK_EVERY
                         await self._beside()
                     await self._sweep(queues)
+                    await self._keep_pace()
                 except (PerdureError, Unavailable) as error:
                     _logger.warning("looking for sessions to drive failed: %s", error)
                 await sleep(self._clock, REST)
@@ -77,13 +90,24 @@ class Lookout:
 
     async def _sweep(self, queues: Sequence[str]) -> None:
         now, found = self._clock.monotonic(), dict[str, tuple[float, float, float]]()
+        is_direct = self._is_quiet or now < self._direct_until
         for queue in queues:
             for session in await self._work.sweep([queue]):
                 since, due, pause = self._found.get(session, (now, now, REST))
-                if now - since >= self._patience:
+                if is_direct or now - since >= self._patience:
                     self._begin(session)
                 if now >= due:
                     self._submit(session, queue)
                     due, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
                 found[session] = since, due, pause
         self._found = found
+        if found:
+            self._heard_at = now
+
+    async def _keep_pace(self) -> None:
+        is_quiet = self._clock.monotonic() - self._heard_at > QUIET_AFTER
+        if self._pace is not None and is_quiet != self._is_quiet:
+            await self._pace(is_quiet)
+            self._is_quiet = is_quiet
+            # Who polls the queue has heard of it only when the last long pause is over.
+            self._direct_until = self._clock.monotonic() + QUIET_POLL + 1.0

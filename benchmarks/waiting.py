@@ -1,0 +1,162 @@
+"""What it costs that sessions wait: CPU of a worker, and of PostgreSQL, while nothing happens.
+
+Half of the sessions wait for an approval, half for next week. Run: .venv/bin/python -m benchmarks.waiting [SESSIONS]
+[SECONDS] [ENGINE …]; engines are sqlite (the local one on a file), local, dbos and temporal; a name with + has nothing
+that waits, for comparison: local+.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+from time import time
+
+from msgspec.structs import replace
+
+from perdure import Agent, Runtime, tool
+from perdure.core.codec import encode_event
+from perdure.core.events import SessionOpened
+from perdure.core.specs import At
+from perdure.core.state import SessionState
+from perdure.core.views import summarise
+from perdure.ports import Batch, Entry, Opening, Record, Store
+from perdure.testing import ScriptedModel, call
+from perdure.wiring import resolve_store
+from tests.engines.temporal_server import TemporalServer
+from tests.postgres import OwnServer
+
+AT_ONCE = 20
+SETTLED_AFTER = 65.0
+"""Seconds: for its first minute DBOS looks for schedules every second."""
+WEEK = 7 * 86_400.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@tool(ask=True)
+async def pay(cents: int) -> str:
+    """Pays."""
+    return f"paid {cents}"
+
+
+def clerk() -> Agent[str]:
+    return Agent(name="clerk", model=ScriptedModel([[call("pay", cents=5)]]), tools=[pay])
+
+
+async def prepare(url: str, sessions: int) -> None:
+    """Two sessions that wait, and so many that have the same past."""
+    store, agent = resolve_store(url), clerk()
+    async with Runtime(store, agents=[agent]) as runtime:
+        asking = await runtime.open(agent)
+        assert (await asking.run("pay")).reason == "waiting"
+        later = await runtime.open(agent)
+        await later.set_trigger("next-week", At(time() + WEEK), "go")
+        for past in (asking, later):
+            records = await past.records()
+            made = 0
+            while made < sessions // 2:
+                more = min(AT_ONCE, sessions // 2 - made)
+                await asyncio.gather(*(copy(store, past.state, records) for _ in range(more)))
+                made += more
+
+
+async def copy(store: Store, state: SessionState, records: Sequence[Record]) -> None:
+    uid = token_hex(10)
+    opened, *others = (record.event for record in records)
+    assert isinstance(opened, SessionOpened)
+    events = [replace(opened, uid=uid, id=uid), *others]
+    entries = tuple(
+        Entry(record.at, record.run, encode_event(event)) for record, event in zip(records, events, strict=True)
+    )
+    await store.append(Batch(uid, 0, entries, summarise(state), opening=Opening("", uid, {})))
+
+
+async def work(url: str, engine: str) -> None:
+    async with Runtime(url, agents=[clerk()], engine=engine):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+
+def cpu_of(pids: list[int]) -> float:
+    """Seconds of CPU that these processes have used."""
+    used = 0.0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used += (int(fields[11]) + int(fields[12])) / TICKS
+    return used
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The server's processes; those that have ended meanwhile are counted with their parent."""
+    master = int((folder / "postmaster.pid").read_text().split()[0])
+    found = [master]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == master:
+                found.append(int(entry.name))
+    return found
+
+
+async def measure(name: str, url: str, engine: str, seconds: float, server: Path | None) -> None:
+    command = [sys.executable, "-m", "benchmarks.waiting", "work", url, engine]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        await asyncio.to_thread(process.stdout.readline)
+        await asyncio.sleep(SETTLED_AFTER)
+        behind = processes_of(server) if server else []
+        before = cpu_of([process.pid]), cpu_of(behind)
+        await asyncio.sleep(seconds)
+        after = cpu_of([process.pid]), cpu_of([pid for pid in behind if Path(f"/proc/{pid}").exists()])
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    worker, store = ((b - a) / seconds for a, b in zip(before, after, strict=True))
+    beside = f", PostgreSQL {store:.2%}" if server else ""
+    print(f"{name}: worker {worker:.2%} of a core{beside} (load {os.getloadavg()[0]:.1f})", flush=True)
+
+
+async def main(sessions: int, seconds: float, engines: list[str]) -> None:
+    for name in engines:
+        engine, is_empty = name.rstrip("+"), name.endswith("+")
+        with TemporaryDirectory() as folder:
+            server = None if engine == "sqlite" else OwnServer()
+            behind = TemporalServer(Path(folder)) if engine == "temporal" else None
+            try:
+                if behind is not None:
+                    await behind.start()
+                url = server.url if server else f"sqlite:{folder}/waiting.db"
+                await prepare(url, 0 if is_empty else sessions)
+                how = {"sqlite": "local", "temporal": f"temporal://{behind.address if behind else ''}"}
+                where = server._server.pgdata if server else None
+                await measure(name, url, how.get(engine, engine), seconds, where)
+            finally:
+                if behind is not None:
+                    behind.kill()
+                if server is not None:
+                    server.stop()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["work"]:
+        asyncio.run(work(*sys.argv[2:]))
+    else:
+        given = sys.argv[1:]
+        asyncio.run(
+            main(
+                int(given[0]) if given else 10_000,
+                float(given[1]) if len(given) > 1 else 60.0,
+                given[2:] or ["sqlite", "local", "dbos", "temporal"],
+            )
+        )
