@@ -13,6 +13,7 @@ from perdure.core.deltas import TextDelta
 from perdure.core.errors import ModelError, NotFound, StoreError
 from perdure.core.messages import Media, Message, Text, Usage, UserMessage
 from perdure.core.shared import Buffer
+from perdure.models import http
 from perdure.models.account import Account, shown_url
 from perdure.models.deadlines import Deadlines
 from perdure.models.http import HttpClient
@@ -113,6 +114,24 @@ async def test_a_cancelled_reader_is_cancelled_and_nothing_else(serve: Serve, cl
     with pytest.raises(asyncio.CancelledError):
         await task
     await provider.wait_until_left(within=2.0)
+
+
+@pytest.mark.parametrize(("also", "raised"), [(False, TimeoutError), (True, asyncio.CancelledError)])
+async def test_who_is_cancelled_when_the_time_is_up_is_cancelled(also: bool, raised: type[BaseException]) -> None:
+    loop = asyncio.get_running_loop()
+    clock = http._Phases(Deadlines(connect=1e-9, first_byte=1e-9))
+
+    async def wait() -> None:
+        with clock:
+            await loop.create_future()
+
+    task = loop.create_task(wait())
+    await asyncio.sleep(0)
+    clock._ring()
+    if also:
+        task.cancel()
+    with pytest.raises(raised):
+        await task
 
 
 # Closing

@@ -71,12 +71,12 @@ def evolve(state: SessionState, event: Event) -> SessionState:
             return _on_responded(state, event, seq)
         case ModelCalled():
             return _on_model_called(state, event, seq)
-        case CallStarted(child=child) if child:
-            return replace(state, seq=seq, run=start_child(state.run, event))
-        case CallAdvanced(background=True):
-            return go_background(replace(state, seq=seq), event)
-        case CallChecked() | CallStarted() | CallAdvanced() | CallSuspended():
+        case CallChecked() | CallStarted(child="") | CallAdvanced(background=False) | CallSuspended():
             return replace(state, seq=seq, run=with_fact(state.run, event))
+        case CallStarted():
+            return replace(state, seq=seq, run=start_child(state.run, event))
+        case CallAdvanced():
+            return go_background(replace(state, seq=seq), event)
         case CallDecided():
             return _on_decided(replace(state, seq=seq), event)
         case InputAccepted():

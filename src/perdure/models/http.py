@@ -67,7 +67,7 @@ class HttpClient:
         """
         was_used = route.where in self._used
         try:
-            async with asyncio.timeout_at(clock.until()):
+            with clock:
                 response = await self._session().post(
                     route.url,
                     data=io.BytesIO(body) if len(body) > LARGE_BODY else body,
@@ -179,7 +179,7 @@ class Exchange:
         try:
             data = content.read_nowait(READ)
             if not data and not content.at_eof():
-                async with asyncio.timeout_at(self._clock.until()):
+                with self._clock:
                     data = await content.read(READ)
         except Exception as error:  # noqa: BLE001 - to the caller all of them are one class
             data = _unread(content)
@@ -201,9 +201,23 @@ class Exchange:
 
 
 class _Phases:
-    """Which deadline is the next one."""
+    """Which deadline is the next one. Whoever waits inside it waits no longer: then it is a TimeoutError.
 
-    __slots__ = ("_first", "_loop", "_total", "connect", "deadlines", "has_begun")
+    It does what asyncio.timeout_at does, with one object for all the waits of an exchange and without coroutines.
+    """
+
+    __slots__ = (
+        "_cancelling",
+        "_first",
+        "_is_late",
+        "_loop",
+        "_task",
+        "_timer",
+        "_total",
+        "connect",
+        "deadlines",
+        "has_begun",
+    )
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._loop = asyncio.get_running_loop()
@@ -214,10 +228,25 @@ class _Phases:
         # Whoever is still connecting when both times are up has not been let in.
         self._first = now + max(deadlines.first_byte, self.connect + 0.05)
         self._total = now + deadlines.total
+        self._timer: asyncio.TimerHandle | None = None
 
-    def until(self) -> float:
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling, self._is_late = task, task.cancelling(), False
         phase = self._loop.time() + self.deadlines.idle if self.has_begun else self._first
-        return min(phase, self._total)
+        self._timer = self._loop.call_at(min(phase, self._total), self._ring)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # Somebody else may have cancelled the task as well: that counts.
+        if self._is_late and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _ring(self) -> None:
+        self._is_late = True
+        self._task.cancel()
 
     def late(self, where: str) -> ModelError:
         """The time is up: what was waited for, and how long."""

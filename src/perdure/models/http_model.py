@@ -117,7 +117,8 @@ class HttpModel:
             # Another key has another quota.
             self._key, self._traits = key, None
             self._headers = {name.lower(): value for name, value in self._wire.headers(key).items()}
-        files = await _load_files(request, self._wire)
+        wanted = media_of(unwritten(request.messages, self._wire))
+        files = await _load_files(request, wanted) if wanted else {}
         try:
             body = self._wire.to_wire(request, self._model, files)
         except (ValueError, TypeError) as error:
@@ -173,11 +174,8 @@ async def _settle(exchange: Exchange, reader: Reader) -> None:
                 reader.read(data)
 
 
-async def _load_files(request: ModelRequest, wire: Wire) -> dict[str, bytes]:
+async def _load_files(request: ModelRequest, wanted: set[str]) -> dict[str, bytes]:
     """The bytes of the artifacts in messages that were never written before."""
-    wanted = media_of(unwritten(request.messages, wire))
-    if not wanted:
-        return {}
     if request.load is None:
         raise ModelError("The request has images or documents, and nothing to load them with.", kind="invalid_request")
     files: dict[str, bytes] = {}

@@ -96,8 +96,11 @@ class MemoryStore:
     async def append(self, batch: Batch) -> None:
         self._check_use()
         terms.checked(batch)
-        times = terms.times_of(batch)
-        lines = [(at, entry.run, entry.payload) for at, entry in zip(times, batch.entries, strict=True)]
+        first = batch.entries[0].at
+        at = terms.micros(first)
+        lines = [
+            (at if entry.at == first else terms.micros(entry.at), entry.run, entry.payload) for entry in batch.entries
+        ]
         wake = terms.wake_of(batch.summary)
         summary = batch.summary
         if summary.pending:
