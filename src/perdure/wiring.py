@@ -327,6 +327,11 @@ class Runtime:
     @property
     def agents(self) -> Sequence[str]:
         """The names of the agents that are known here, those of sub-agents too."""
+        return self._host.agents
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues that may be served here: one for every agent, and those of their tools."""
         return self._host.duty.queues
 
     @property

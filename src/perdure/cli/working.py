@@ -82,10 +82,12 @@ def _log_plainly() -> None:
 
 
 def _check_queues(station: Station, runtime: Runtime) -> None:
+    known = runtime.queues
     for queue in station.queues or ():
-        if queue not in runtime.agents:
-            known = ", ".join(runtime.agents)
-            raise UsageError(f"--queues {queue}: no agent of that name was given; take one of {known}.")
+        if queue not in known:
+            raise UsageError(
+                f"--queues {queue}: no agent of that name was given, nor has a tool it; take one of {', '.join(known)}."
+            )
 
 
 def _ear() -> asyncio.Event:

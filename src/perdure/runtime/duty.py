@@ -11,6 +11,7 @@ from typing import Protocol
 from perdure.core.commands import Command, StopRun
 from perdure.core.errors import NotFound, Refused, StaleEpoch
 from perdure.core.events import Event
+from perdure.core.queues import queue_of
 from perdure.core.state import agent_of
 from perdure.core.views import summarise
 from perdure.ports import Engine
@@ -58,6 +59,9 @@ class Duty:
         self._dropped: dict[str, str] = {}
         self._suspects = asyncio.Lock()
         self._stopping = False
+        self._only: Sequence[str] | None = getattr(engine, "queues", None)
+        if self._only is not None:
+            world.serves = frozenset(self._only).__contains__
 
     def leave(self) -> None:
         """Takes no new turn."""
@@ -67,7 +71,9 @@ class Duty:
 
     @property
     def queues(self) -> Sequence[str]:
-        return list(self._roster.bindings)
+        agents = self._roster.bindings
+        tools = [tool.queue for binding in agents.values() for tool in binding.spec.tools if tool.queue]
+        return list(dict.fromkeys([*agents, *tools, *(self._only or ())]))
 
     def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
         return self._store.watch(None, lambda _: notify())
@@ -79,8 +85,7 @@ class Duty:
         """Drives one session until it settles, waits, or somebody else takes over."""
         try:
             log = await self._sessions.load(session)
-            if await self._roster.find(agent_of(log.state)) is None:
-                self._left_alone[session] = self._clock.now() + ASK_AGAIN
+            if not await self._is_served(log):
                 return
             if not (session in self._dropped or await self._has_work(log)):
                 return
@@ -94,6 +99,22 @@ class Duty:
         except NotFound:
             # Deleted meanwhile: there is nothing left to look after.
             self._dropped.pop(session, None)
+
+    async def _is_served(self, log: SessionLog) -> bool:
+        """Whether its next work is that of an agent and of a queue of ours; what was seen here last may be old."""
+        if await self._knows(log) and self._serves(log):
+            return True
+        await log.refresh()
+        if not await self._knows(log):
+            self._left_alone[log.uid] = self._clock.now() + ASK_AGAIN
+            return False
+        return self._serves(log)
+
+    async def _knows(self, log: SessionLog) -> bool:
+        return await self._roster.find(agent_of(log.state)) is not None
+
+    def _serves(self, log: SessionLog) -> bool:
+        return self._world.serves is None or self._world.serves(queue_of(log.state))
 
     async def _drive(self, log: SessionLog) -> None:
         uid = log.uid
@@ -109,7 +130,7 @@ class Duty:
         except Exception as error:
             # Whoever awaits the run here must not wait for ever. The session itself may still be ours, and nobody else
             # looks after it while we live: our sweep has to.
-            self._dropped[uid] = agent_of(log.state)
+            self._dropped[uid] = queue_of(log.state)
             log.fail(error)
             raise
         finally:
@@ -117,7 +138,7 @@ class Duty:
         self._dropped.pop(uid, None)
         wake_at = summarise(log.state).wake_at
         if wake_at is not None and self._engine is not None:
-            self._engine.wake(uid, agent_of(log.state), wake_at)
+            self._engine.wake(uid, queue_of(log.state), wake_at)
 
     async def _end_orphan(self, log: SessionLog) -> None:
         """A child whose parent is gone, or wants nothing of it any more, is ended by whoever finds it."""
@@ -154,12 +175,12 @@ class Duty:
         """What has work and no living owner; and what is ours, but was dropped because the store was out of order."""
         now = self._clock.now()
         self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
-        known = self.queues if queues is None else queues
-        found = list(await self._store.runnable(known, now=now, limit=AT_ONCE))
+        agents = list(self._roster.bindings)
+        found = list(await self._store.runnable(queues, agents=agents, now=now, limit=AT_ONCE))
         if queues is None and self._roster.resolves:
             # As many more as are left alone, or they would stand in the way of all others.
             anybody = await self._store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
             found += [uid for uid in anybody if uid not in self._left_alone]
         self._sessions.watching.look(self._roster.bindings.keys())
-        dropped = [uid for uid, agent in self._dropped.items() if queues is None or agent in queues]
+        dropped = [uid for uid, queue in self._dropped.items() if queues is None or queue in queues]
         return list(dict.fromkeys([*found, *dropped]))

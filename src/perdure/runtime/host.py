@@ -19,6 +19,7 @@ from perdure.core.events import Event, HistoryCompacted, Origin, SessionOpened
 from perdure.core.fold import fold
 from perdure.core.fork import fork_events
 from perdure.core.messages import JSON
+from perdure.core.queues import queue_of
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunSummary, SessionState, agent_of
 from perdure.core.views import Pending, summarise
@@ -125,6 +126,10 @@ class Host:
                 f"Session {log.state.id!r} keeps to the policy of the agent {first!r}; pass that one, too."
             )
         return binding.spec.name
+
+    @property
+    def agents(self) -> Sequence[str]:
+        return list(self._bindings)
 
     def known(self, agent: str) -> Binding | None:
         return self._bindings.get(agent)
@@ -276,7 +281,7 @@ class Host:
     def submit(self, uid: str) -> None:
         log = self._logs.get(uid)
         if self._engine is not None and log is not None:
-            self._engine.submit(uid, agent_of(log.state))
+            self._engine.submit(uid, queue_of(log.state))
 
     async def shared_by(self, tenant: str) -> SharedState:
         """The keys that the tenant's sessions share; followed from now on, so that others' changes are seen here."""

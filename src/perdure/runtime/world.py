@@ -33,7 +33,7 @@ class World:
 
     `stand_in` may answer an action in the place of whoever would perform it: a replay asks nobody.
     `scratch` holds, by tenant, the shared state keys that are not persistent. By `post` sessions reach each other,
-    `agents` finds an agent by its name.
+    `agents` finds an agent by its name. `serves` says which queues this process serves; without it, all.
     """
 
     store: Store
@@ -52,6 +52,7 @@ class World:
     agents: Callable[[str], Awaitable[Binding | None]] = _nobody
     stand_in: Callable[[Any, Action], Awaitable[Event | None]] | None = None
     post: Mail | None = None
+    serves: Callable[[str], bool] | None = None
     gates: Gates = field(init=False)
     drafts: DraftTimer = field(init=False)
 
