@@ -23,7 +23,7 @@ def worker(
     ] = None,
     queues: Annotated[
         list[str] | None,
-        typer.Option(help="Drive only this agent's sessions; once for each.", show_default="all agents given"),
+        typer.Option(help="Serve only this agent, or tools of this queue; once for each.", show_default="all"),
     ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that calls in flight get when it ends.", min=0)] = 10.0,
     json: JsonOption = False,
