@@ -387,6 +387,10 @@ class Work(Protocol):
         """Drives it until it settles, waits, or somebody else has it; may be asked twice, or for nothing."""
         ...
 
+    def priority(self, session: str) -> int:
+        """What comes first where there is no room for all: the highest, as far as it is known here."""
+        ...
+
     async def sweep(self, queues: Sequence[str] | None) -> Sequence[str]:
         """Sessions of these queues, or of all that can be driven here, that have work and no living owner."""
         ...

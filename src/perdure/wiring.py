@@ -14,6 +14,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload, runtime_checkable
 
+from perdure.core.capacity import Capacity
 from perdure.core.errors import NotFound, UsageError
 from perdure.core.events import DecisionKind
 from perdure.core.state import DeadLetter
@@ -22,6 +23,7 @@ from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store,
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.agent_files import AgentFiles
 from perdure.runtime.clock import SystemClock
+from perdure.runtime.given import given_priority
 from perdure.runtime.hooks import Hooks
 from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
@@ -164,6 +166,7 @@ class Runtime:
         hooks: Sequence[Hooks] = (),
         clock: Clock | None = None,
         grace: float = 10.0,
+        capacity: Capacity | None = None,
     ) -> None:
         self._store = store
         self._agents = _checked_agents(agents)
@@ -177,6 +180,7 @@ class Runtime:
         self._hooks = tuple(hooks)
         self._clock = clock or SystemClock()
         self._grace = grace
+        self._capacity = capacity or Capacity()
         self._stack: AsyncExitStack | None = None
         self._entered: Host | None = None
         self._thread: LoopThread | None = None
@@ -200,6 +204,7 @@ class Runtime:
                 await _enter_deps(self._deps, stack),
                 self._middleware,
                 self._hooks,
+                capacity=self._capacity,
             )
             engine = resolve_engine(self._engine, self._clock, store)
             host = Host(world, engine, self._resolve, _about(engine))
@@ -229,6 +234,7 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
     ) -> Session[OutputT]: ...
     @overload
     async def open(
@@ -239,6 +245,7 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
     ) -> Session[Any]: ...
     async def open(
         self,
@@ -248,12 +255,17 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
     ) -> Session[Any]:
-        """Creates a session, or picks it up where it was; the agent as it is, or by its name."""
+        """Creates a session, or picks it up where it was; the agent as it is, or by its name.
+
+        `priority`: where there is no room for all, a higher one comes first; one that is there keeps its own.
+        """
         if not isinstance(tenant, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"A tenant is text, not {type(tenant).__name__}; pass a str.")
+        labels, priority = _checked_metadata(metadata), given_priority(priority)
         log = await self._host.open(
-            agent, id=_checked_id(id), tenant=tenant, data=data, metadata=_checked_metadata(metadata)
+            agent, id=_checked_id(id), tenant=tenant, data=data, metadata=labels, priority=priority
         )
         return Session(self._host, log)
 
@@ -370,6 +382,7 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
         **options: Any,
     ) -> RunResult[Any]:
         """Opens the session and runs the input, for code without a loop; options are those of Session.run."""
@@ -377,7 +390,7 @@ class Runtime:
             raise UsageError("run_sync needs `with Runtime(…) as runtime:`; in async code use session.run.")
 
         async def run() -> RunResult[Any]:
-            session = await self.open(agent, id=id, tenant=tenant, data=data, metadata=metadata)
+            session = await self.open(agent, id=id, tenant=tenant, data=data, metadata=metadata, priority=priority)
             return await session.run(input, **options)
 
         return self._thread.run(run())

@@ -106,6 +106,7 @@ class Own:
         self._engine = engine
         self.owner = work.owner
         self.living = work.living
+        self.priority = work.priority
         self.watch = work.watch
 
     @property

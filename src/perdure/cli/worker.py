@@ -25,6 +25,14 @@ def worker(
         list[str] | None,
         typer.Option(help="Serve only this agent, or tools of this queue; once for each.", show_default="all"),
     ] = None,
+    per_tenant: Annotated[
+        int | None,
+        typer.Option(help="At most so many sessions of a tenant, over all workers.", min=0, show_default=False),
+    ] = None,
+    per_agent: Annotated[
+        int | None,
+        typer.Option(help="At most so many sessions of an agent, over all workers.", min=0, show_default=False),
+    ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that calls in flight get when it ends.", min=0)] = 10.0,
     json: JsonOption = False,
 ) -> None:
@@ -37,8 +45,11 @@ def worker(
     Example: perdure worker --store postgresql://db/agents --engine dbos -a agents.py:clerk --concurrency 50
     """
     from perdure.cli.working import Station, work
+    from perdure.core.capacity import Capacity
 
-    station = Station(tuple(agents or ()), store, engine, model, concurrency, tuple(queues) if queues else None, grace)
+    served = tuple(queues) if queues else None
+    capacity = Capacity(per_tenant, per_agent)
+    station = Station(tuple(agents or ()), store, engine, model, concurrency, served, grace, capacity)
     run_async(work(station, json=json))
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from perdure.core.commands import Command, StopRun
 from perdure.core.errors import NotFound, Refused, StaleEpoch
 from perdure.core.events import Event
-from perdure.core.queues import queue_of
+from perdure.core.queues import LEVEL, queue_of
 from perdure.core.state import agent_of
 from perdure.core.views import summarise
 from perdure.ports import Engine
@@ -26,6 +26,8 @@ from perdure.runtime.world import World
 
 AT_ONCE = 100
 """Sessions that one sweep finds."""
+MOST_REFUSED = 1000
+"""Sessions without a claim that are remembered; the sweep finds the others."""
 ASK_AGAIN = 30.0
 """Seconds until the resolver is asked again about a session that nobody knew."""
 
@@ -36,6 +38,8 @@ class Sessions(Protocol):
     watching: Watching
 
     async def load(self, uid: str) -> SessionLog: ...
+
+    def known_log(self, uid: str) -> SessionLog | None: ...
 
     async def request(self, log: SessionLog, command: Command) -> tuple[Event, ...]: ...
 
@@ -59,6 +63,8 @@ class Duty:
         self._dropped: dict[str, str] = {}
         self._suspects = asyncio.Lock()
         self._stopping = False
+        self._capacity = world.capacity if world.capacity.caps else None
+        self._refused: dict[str, tuple[float, str, str, str]] = {}
         self._only: Sequence[str] | None = getattr(engine, "queues", None)
         if self._only is not None:
             world.serves = frozenset(self._only).__contains__
@@ -74,6 +80,10 @@ class Duty:
         agents = self._roster.bindings
         tools = [tool.queue for binding in agents.values() for tool in binding.spec.tools if tool.queue]
         return list(dict.fromkeys([*agents, *tools, *(self._only or ())]))
+
+    def priority(self, session: str) -> int:
+        log = self._sessions.known_log(session)
+        return log.state.priority if log is not None else 0
 
     def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
         return self._store.watch(None, lambda _: notify())
@@ -118,8 +128,11 @@ class Duty:
 
     async def _drive(self, log: SessionLog) -> None:
         uid = log.uid
+        claim = None
         try:
-            claim = await self._store.claim(uid, self.owner)
+            claim = await self._store.claim(uid, self.owner, capacity=self._capacity)
+            if claim is None and self._capacity is not None:
+                self._put_off(log)
             if claim is not None and not self._stopping:
                 if claim.head != log.state.seq:
                     await log.refresh()
@@ -136,9 +149,38 @@ class Duty:
         finally:
             self.drivers.pop(uid, None)
         self._dropped.pop(uid, None)
-        wake_at = summarise(log.state).wake_at
-        if wake_at is not None and self._engine is not None:
-            self._engine.wake(uid, queue_of(log.state), wake_at)
+        if self._engine is not None and not self._stopping:
+            self._see_on(log, self._engine, had_claim=claim is not None)
+
+    def _see_on(self, log: SessionLog, engine: Engine, *, had_claim: bool) -> None:
+        """What follows a unit: its time to wake, its next queue, and those that waited for the room that it leaves."""
+        summary = summarise(log.state)
+        if summary.wake_at is not None:
+            engine.wake(log.uid, summary.served_by, summary.wake_at)
+        if summary.runnable and had_claim:
+            engine.submit(log.uid, summary.served_by)
+        if had_claim and self._capacity is not None:
+            self._call_next(engine, log.state.tenant, summary.agent)
+
+    def _call_next(self, engine: Engine, tenant: str, agent: str) -> None:
+        """One session of a tenant or an agent was let go: one that may have waited for that is tried again."""
+        waiting = [
+            (rank, uid, queue)
+            for uid, (rank, its_tenant, its_agent, queue) in self._refused.items()
+            if its_tenant == tenant or its_agent == agent
+        ]
+        if waiting:
+            _, uid, queue = min(waiting, key=lambda item: item[0])
+            del self._refused[uid]
+            engine.submit(uid, queue)
+
+    def _put_off(self, log: SessionLog) -> None:
+        """Remembers a session that got no claim, perhaps because a cap is reached."""
+        summary = summarise(log.state)
+        rank = self._clock.monotonic() - summary.priority * LEVEL
+        if len(self._refused) >= MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._refused[log.uid] = rank, log.state.tenant, summary.agent, summary.served_by
 
     async def _end_orphan(self, log: SessionLog) -> None:
         """A child whose parent is gone, or wants nothing of it any more, is ended by whoever finds it."""
@@ -150,6 +192,11 @@ class Duty:
         """One driver after the other, as agents hand over, under one claim."""
         is_done = follows = False
         while not is_done and not self._stopping:
+            if follows and self._world.capacity.per_agent is not None:
+                # Another agent has another cap.
+                is_done = await self._store.release(log.uid, epoch=heritage.epoch, head=log.state.seq)
+                await log.refresh()
+                continue
             binding = await self._roster.find(agent_of(log.state))
             if binding is None:
                 # Whoever knows that agent picks the session up.
@@ -176,10 +223,11 @@ class Duty:
         now = self._clock.now()
         self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
         agents = list(self._roster.bindings)
-        found = list(await self._store.runnable(queues, agents=agents, now=now, limit=AT_ONCE))
+        found = list(await self._store.runnable(queues, agents=agents, now=now, limit=AT_ONCE, capacity=self._capacity))
         if queues is None and self._roster.resolves:
             # As many more as are left alone, or they would stand in the way of all others.
-            anybody = await self._store.runnable(None, now=now, limit=AT_ONCE + len(self._left_alone))
+            most = AT_ONCE + len(self._left_alone)
+            anybody = await self._store.runnable(None, now=now, limit=most, capacity=self._capacity)
             found += [uid for uid in anybody if uid not in self._left_alone]
         self._sessions.watching.look(self._roster.bindings.keys())
         dropped = [uid for uid, queue in self._dropped.items() if queues is None or queue in queues]

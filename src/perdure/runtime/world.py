@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.core.actions import Action
+from perdure.core.capacity import Capacity
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.events import Event
 from perdure.core.messages import JSON
@@ -21,6 +22,7 @@ from perdure.runtime.schema import Codec
 from perdure.runtime.threads import DaemonThreads
 
 KEPT_MODELS = 1000
+NO_BOUNDS = Capacity()
 
 
 async def _nobody(name: str) -> Binding | None:
@@ -34,6 +36,7 @@ class World:
     `stand_in` may answer an action in the place of whoever would perform it: a replay asks nobody.
     `scratch` holds, by tenant, the shared state keys that are not persistent. By `post` sessions reach each other,
     `agents` finds an agent by its name. `serves` says which queues this process serves; without it, all.
+    `capacity` bounds what is driven, and what may wait.
     """
 
     store: Store
@@ -53,6 +56,7 @@ class World:
     stand_in: Callable[[Any, Action], Awaitable[Event | None]] | None = None
     post: Mail | None = None
     serves: Callable[[str], bool] | None = None
+    capacity: Capacity = NO_BOUNDS
     gates: Gates = field(init=False)
     drafts: DraftTimer = field(init=False)
 
