@@ -44,7 +44,6 @@ from perdure.core.events import (
     RunEnded,
 )
 from perdure.core.inputs import starting
-from perdure.core.queues import queue_for
 from perdure.core.rules import next_actions
 from perdure.core.state import SessionState, agent_of, find_call
 from perdure.ports import OpenTransaction, Timer
@@ -207,20 +206,12 @@ class Driver:
             takes_none = self._leaving or self._has_to_make_tools(change.after, starts)
             for action in next_actions(change.after):
                 # Who leaves takes no new work; an end that somebody asks for, or that is due, is none.
-                if (not takes_none or isinstance(action, ENDS)) and self._may_take(change.after, action):
+                if (not takes_none or isinstance(action, ENDS)) and self._world.may_do(change.after, action):
                     grew |= self._take(action, change, starts, checking)
 
     def _is_ours(self, state: SessionState) -> bool:
         """Whether the next work is that of this driver's agent; nothing is planned for another one."""
         return agent_of(state) == self._binding.spec.name
-
-    def _may_take(self, state: SessionState, action: Action) -> bool:
-        """Whether this process serves the queue of the work; what it does not serve, others find."""
-        serves = self._world.serves
-        if serves is None:
-            return True
-        queue = queue_for(state, action)
-        return queue is None or serves(queue)
 
     def _has_to_make_tools(self, state: SessionState, starts: list[Flight]) -> bool:
         """Whether the tools of the run have to be made first."""

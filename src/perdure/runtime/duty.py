@@ -112,16 +112,15 @@ class Duty:
 
     async def _is_served(self, log: SessionLog) -> bool:
         """Whether its next work is that of an agent and of a queue of ours; what was seen here last may be old."""
-        if await self._knows(log) and self._serves(log):
+        seen, binding = log.state, await self._roster.find(agent_of(log.state))
+        if binding is not None and self._serves(log):
             return True
         await log.refresh()
-        if not await self._knows(log):
+        if agent_of(log.state) != agent_of(seen):
+            binding = await self._roster.find(agent_of(log.state))
+        if binding is None:
             self._left_alone[log.uid] = self._clock.now() + ASK_AGAIN
-            return False
-        return self._serves(log)
-
-    async def _knows(self, log: SessionLog) -> bool:
-        return await self._roster.find(agent_of(log.state)) is not None
+        return binding is not None and self._serves(log)
 
     def _serves(self, log: SessionLog) -> bool:
         return self._world.serves is None or self._world.serves(queue_of(log.state))

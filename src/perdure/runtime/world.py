@@ -11,6 +11,8 @@ from perdure.core.capacity import Capacity
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.events import Event
 from perdure.core.messages import JSON
+from perdure.core.queues import queue_for
+from perdure.core.state import SessionState
 from perdure.ports import Clock, Connected, Model, Store
 from perdure.runtime.agent import Binding
 from perdure.runtime.drafts import DraftTimer
@@ -63,6 +65,13 @@ class World:
     def __post_init__(self) -> None:
         self.gates = Gates(self.clock)
         self.drafts = DraftTimer(self.clock)
+
+    def may_do(self, state: SessionState, action: Action) -> bool:
+        """Whether this process serves the queue of the work; what it does not serve, others find."""
+        if self.serves is None:
+            return True
+        queue = queue_for(state, action)
+        return queue is None or self.serves(queue)
 
     def model(self, name: str) -> Model:
         if name not in self.models:
