@@ -19,8 +19,8 @@ from tests.cli.command import Command
 from tests.runtime.scenes import check_log, seen, soon, until
 
 CODE = '''
-import asyncio, os
-from perdure import Agent, tool
+import asyncio, os, pathlib
+from perdure import Agent, ToolContext, tool
 from perdure.testing import ScriptedModel, call
 
 @tool(effect="idempotent")
@@ -47,11 +47,28 @@ def paint(request):
     return ([call("render", seconds=3600)], [call("render", seconds=0), call("wait", seconds=0)], "painted")[turn]
 
 painter = Agent(name="painter", model=ScriptedModel(paint), tools=[wait, render])
+@tool(effect="idempotent")
+async def tally(seconds: float, ctx: ToolContext) -> str:
+    """Counts who works."""
+    mine = pathlib.Path(f"works-{ctx.tenant}-{ctx.session}")
+    mine.touch()
+    with open("ledger.txt", "a") as ledger:
+        print(ctx.tenant, len(list(pathlib.Path().glob(f"works-{ctx.tenant}-*"))), os.getpid(), file=ledger)
+    await asyncio.sleep(seconds)
+    mine.unlink()
+    return "counted"
+
+counter = Agent(
+    name="counter",
+    model=ScriptedModel(lambda request: [call("tally", seconds=0.2)] if len(request.messages) == 1 else "done"),
+    tools=[tally],
+)
 teller = Agent(name="teller", model=ScriptedModel(answer), tools=[wait])
 '''
 SILENT = ScriptedModel(lambda request: "")
 CLERK = Agent(name="clerk", model=SILENT)
 PAINTER = Agent(name="painter", model=SILENT)
+COUNTER = Agent(name="counter", model=SILENT)
 TELLER = Agent(name="teller", model=SILENT)
 
 
@@ -155,6 +172,23 @@ async def test_tools_with_a_queue_run_on_its_workers_alone(perdure: Workers, tmp
     assert perdure.ledger() == [str(first.pid), str(second.pid), str(second.pid)]
     ended(desk, signal.SIGTERM)
     ended(second, signal.SIGTERM)
+
+
+async def test_a_cap_holds_over_three_workers(perdure: Workers, tmp_path: Path) -> None:
+    """Each call leaves a file while it runs, and writes down how many of its tenant there are."""
+    workers = [started(perdure, "-a", "agents.py:counter", "--per-tenant", "2")[0] for _ in range(3)]
+    async with Runtime(f"sqlite:{tmp_path / 'w.db'}", engine=None) as runtime:
+        sessions = [await runtime.open(COUNTER, id=f"{n}", tenant="ab"[n > 12]) for n in range(15)]
+        runs = [await session.start("go") for session in sessions]
+        assert [(await soon(run)).output for run in runs] == ["done"] * 15
+    seen = [line.split() for line in perdure.ledger()]
+    most = {tenant: max(int(count) for name, count, _ in seen if name == tenant) for tenant in "ab"}
+    assert most["a"] == 2
+    assert most["b"] <= 2
+    assert len(seen) == 15
+    assert len({pid for _, _, pid in seen}) > 1, "several workers drove them"
+    for worker in workers:
+        ended(worker, signal.SIGTERM)
 
 
 def test_what_is_wrong_is_one_sentence(perdure: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from perdure import Agent, Refused, Runtime, Session, ToolContext, UsageError, tool
 from perdure.capacity import Busy, Capacity
+from perdure.engines.dbos import DbosEngine
 from perdure.events import InputAccepted, RunEnded
 from perdure.ports import Store
 from perdure.runtime.clock import SystemClock
@@ -22,7 +24,7 @@ from perdure.stores.postgres import PostgresStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing import ManualClock, ScriptedModel, call
 from tests.postgres import new_schema
-from tests.runtime.scenes import events, soon, until
+from tests.runtime.scenes import events, soon, told, until
 
 MakeStore = Callable[[], Store]
 
@@ -237,3 +239,37 @@ async def test_a_burst_that_is_driven_at_once_is_not_refused() -> None:
 def test_what_is_no_capacity_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="give a number of at least 0"):
         Capacity(**wrong)
+
+
+@pytest.mark.parametrize("dbos_serves", ["clerk", "gpu"])
+async def test_sessions_pass_between_engines_and_caps_hold(
+    postgres: str, dbos_serves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.runtime.lookout.LOOK_EVERY", 0.2)
+    crowd, schema = Crowd(), new_schema()
+
+    @tool(effect="idempotent", queue="gpu")
+    async def render(ctx: ToolContext[Any, Any]) -> str:
+        """Renders."""
+        return str(ctx.deps)
+
+    def answer(request: Any) -> Any:
+        turn = (len(request.messages) - 1) // 2
+        return [call("render"), call("work")] if turn < 2 else "done"
+
+    agent = dataclasses.replace(crowd.agent(tools=[render]), model=ScriptedModel(answer))
+    others = "gpu" if dbos_serves == "clerk" else "clerk"
+    dbos = DbosEngine(postgres, SystemClock(), schema=f"{schema}_dbos", poll=0.05, queues=[dbos_serves])
+    local = LocalEngine(SystemClock(), 0.05, queues=[others])
+    capacity = Capacity(per_tenant=2)
+
+    def worker(engine: Any, place: str) -> Runtime:
+        store = PostgresStore(postgres, schema=schema, connections=4)
+        return Runtime(store, agents=[agent], engine=engine, deps=place, capacity=capacity)
+
+    async with worker(dbos, dbos_serves) as first, worker(local, others):
+        sessions = await flood(first, agent, "t", 6)
+        await all_end(sessions)
+        for session in sessions:
+            assert {text for name, _, text in await told(session) if name == "render"} == {"gpu"}
+    assert crowd.most["t"] <= 2
