@@ -112,17 +112,23 @@ async def test_a_cap_holds_over_processes_and_a_flood_keeps_nobody_waiting(make_
     assert crowd.most["small"] <= 2
 
 
-async def test_what_is_refused_goes_on_as_soon_as_there_is_room_here() -> None:
+@pytest.mark.parametrize("hands_over", [False, True])
+async def test_what_is_refused_goes_on_as_soon_as_there_is_room_here(hands_over: bool) -> None:
     """Nobody sweeps: one session after the other is called by the one before it."""
     crowd, clock = Crowd(), ManualClock()
     crowd.pause = lambda: asyncio.sleep(0)
-    agent = crowd.agent()
+    agent = crowd.agent(turns=3)
+    if hands_over:
+        agent = Agent(
+            name="first", model=ScriptedModel(lambda request: [call("hand_off", to="clerk")]), handoffs=[agent]
+        )
     engine = LocalEngine(clock, 3600.0)
-    async with Runtime(MemoryStore(), agents=[agent], engine=engine, clock=clock, capacity=Capacity(1)) as runtime:
-        sessions = await flood(runtime, agent, "t", 20)
-        await all_end(sessions)
+    async with Runtime(MemoryStore(), agents=[agent], engine=engine, clock=clock, capacity=Capacity(1, 1)) as runtime:
+        opened = [await runtime.open(agent, id=f"t-{number}", tenant="t") for number in range(20)]
+        runs = [await session.start("go") for session in opened]
+        assert [(await soon(run)).output for run in runs] == ["done"] * 20
     assert crowd.most["t"] == 1
-    assert list(dict.fromkeys(crowd.order)) == [f"t-{number}" for number in range(20)]
+    assert hands_over or list(dict.fromkeys(crowd.order)) == [f"t-{number}" for number in range(20)]
 
 
 async def test_a_cap_of_an_agent_holds_when_others_hand_over_to_it(make_store: MakeStore) -> None:

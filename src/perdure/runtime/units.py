@@ -77,10 +77,16 @@ class Units:
         return self._start(session)
 
     def order(self, sessions: Sequence[str]) -> None:
-        """Those that wait begin in this order, before those that came since."""
-        for at, session in enumerate(sessions):
-            if session in self._ranks:
-                self._ranks[session] = 0, at
+        """Those that wait begin in this order, before those that came since; who was in the last one and is not in this
+        one has been taken by others, or will be found again.
+        """
+        wanted = dict(zip(sessions, range(len(sessions)), strict=True))
+        for session, (came_since, _) in list(self._ranks.items()):
+            if session in wanted:
+                self._ranks[session] = 0, wanted[session]
+            elif not came_since:
+                del self._ranks[session]
+                self._waiting.pop(session).cancel()
 
     def begin_at(self, at: float, session: str, begin: Callable[[], object]) -> None:
         """Calls `begin` at this time, unless the session is begun before."""
