@@ -167,6 +167,7 @@ class Runtime:
         clock: Clock | None = None,
         grace: float = 10.0,
         capacity: Capacity | None = None,
+        queues: Sequence[str] | None = None,
     ) -> None:
         self._store = store
         self._agents = _checked_agents(agents)
@@ -181,6 +182,7 @@ class Runtime:
         self._clock = clock or SystemClock()
         self._grace = grace
         self._capacity = capacity or Capacity()
+        self._queues = _checked_queues(queues, engine)
         self._stack: AsyncExitStack | None = None
         self._entered: Host | None = None
         self._thread: LoopThread | None = None
@@ -206,7 +208,7 @@ class Runtime:
                 self._hooks,
                 capacity=self._capacity,
             )
-            engine = resolve_engine(self._engine, self._clock, store)
+            engine = resolve_engine(self._engine, self._clock, store, queues=self._queues)
             host = Host(world, engine, self._resolve, _about(engine))
             stack.push_async_callback(world.close)
             files = AgentFiles("agents=[…]")
@@ -482,6 +484,14 @@ def _checked_agents(agents: Sequence[Agent[Any] | str]) -> tuple[Agent[Any] | st
         if not isinstance(agent, Agent | str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"Runtime(agents=[{agent!r}]): give agents, or FILE.py:NAME.")
     return tuple(agents)
+
+
+def _checked_queues(queues: Sequence[str] | None, engine: str | Engine | None) -> Sequence[str] | None:
+    if isinstance(queues, str):
+        raise UsageError(f"Runtime(queues={queues!r}): it is a list; write queues=[{queues!r}].")
+    if queues is not None and not isinstance(engine, str):
+        raise UsageError("Runtime(queues=…) is for an engine that is given by its name; tell this one which it serves.")
+    return queues
 
 
 def _checked_id(id: str | None) -> str | None:

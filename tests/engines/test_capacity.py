@@ -15,7 +15,7 @@ import pytest
 from perdure import Agent, Refused, Runtime, Session, ToolContext, UsageError, tool
 from perdure.capacity import Busy, Capacity
 from perdure.engines.dbos import DbosEngine
-from perdure.events import InputAccepted, RunEnded
+from perdure.events import InputAccepted
 from perdure.ports import Store
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.local import LocalEngine
@@ -47,7 +47,7 @@ class Crowd:
         self.now: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
         self.order: list[str] = []
-        self.pause: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0.005)
+        self.pause: Callable[[str], Awaitable[object]] = lambda tenant: asyncio.sleep(0.005)
 
     async def work(self, ctx: ToolContext[Any, Any], agent: str) -> str:
         """Works."""
@@ -55,7 +55,7 @@ class Crowd:
         for name in (ctx.tenant, agent):
             self.now[name] += 1
             self.most[name] = max(self.most[name], self.now[name])
-        await self.pause()
+        await self.pause(ctx.tenant)
         for name in (ctx.tenant, agent):
             self.now[name] -= 1
         return "worked"
@@ -98,16 +98,18 @@ async def all_end(sessions: list[Session[Any]]) -> None:
 
 
 async def test_a_cap_holds_over_processes_and_a_flood_keeps_nobody_waiting(make_store: MakeStore) -> None:
-    crowd = Crowd()
+    crowd, gate = Crowd(), asyncio.Event()
+    crowd.pause = lambda tenant: gate.wait() if tenant == "big" else asyncio.sleep(0.005)
     agent = crowd.agent()
     async with Runtime(make_store(), agents=[agent], engine=None) as sender:
-        many = await flood(sender, agent, "big", 30)
+        many = await flood(sender, agent, "big", 120)
         few = await flood(sender, agent, "small", 2)
         async with workers(make_store, 3, [agent], Capacity(per_tenant=3)) as runtimes:
-            await all_end([await runtime.session(few[0].id, tenant="small") for runtime in runtimes])
-            left = [session for session in many if not await events(session, RunEnded)]
-            assert len(left) > 10, "the small tenant did not wait for the big one"
-            await all_end([await runtimes[0].session(session.id, tenant="big") for session in many])
+            await all_end([await runtimes[0].session(session.id, tenant="small") for session in few])
+            await until(lambda: crowd.now["big"] == 3)
+            assert len({*crowd.order}) == 5, "a page of the big tenant's did not stand before the small one's"
+            gate.set()
+            await all_end([await runtimes[0].session(session.id, tenant="big") for session in many[:20]])
     assert crowd.most["big"] == 3
     assert crowd.most["small"] <= 2
 
@@ -116,7 +118,7 @@ async def test_a_cap_holds_over_processes_and_a_flood_keeps_nobody_waiting(make_
 async def test_what_is_refused_goes_on_as_soon_as_there_is_room_here(hands_over: bool) -> None:
     """Nobody sweeps: one session after the other is called by the one before it."""
     crowd, clock = Crowd(), ManualClock()
-    crowd.pause = lambda: asyncio.sleep(0)
+    crowd.pause = lambda tenant: asyncio.sleep(0)
     agent = crowd.agent(turns=3)
     if hands_over:
         agent = Agent(
@@ -164,7 +166,7 @@ async def test_who_has_priority_comes_first_where_there_is_no_room(make_store: M
     crowd = Crowd()
     agent = crowd.agent()
     gate = asyncio.Event()
-    crowd.pause = gate.wait
+    crowd.pause = lambda tenant: gate.wait()
     async with workers(make_store, 1, [agent], Capacity(), concurrency=1) as [runtime]:
         first = await runtime.open(agent, id="first")
         await first.start("go", key="go")

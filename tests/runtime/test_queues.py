@@ -168,6 +168,24 @@ async def test_what_was_under_way_when_a_worker_died_goes_on_in_its_place(store:
     assert runs == ["gpu", "gpu", "pay", "pay"]
 
 
+async def test_a_runtime_is_told_which_queues_it_serves(memory: MemoryStore) -> None:
+    agent = painter([call("render", item="a")], "Done.")
+    async with (
+        Runtime(memory, agents=[agent], queues=["painter"], deps="desk") as desk,
+        Runtime(memory, agents=[agent], queues=["gpu"], deps="gpu") as gpu,
+    ):
+        session = await desk.open(agent, id="s")
+        assert (await soon(session.run("go"))).output == "Done."
+        assert [text for _, _, text in await told(session)] == ["a on the gpu"]
+        assert [worker.about["queues"] for worker in await gpu.workers()] in (
+            [["painter"], ["gpu"]],
+            [["gpu"], ["painter"]],
+        )
+    for wrong, engine in (("gpu", "local"), (["gpu"], None), (["gpu"], LocalEngine(SystemClock()))):
+        with pytest.raises(UsageError, match="queues="):
+            Runtime(memory, engine=engine, queues=wrong)
+
+
 def test_a_queue_is_for_functions() -> None:
     with pytest.raises(UsageError, match="queues are for functions"):
 

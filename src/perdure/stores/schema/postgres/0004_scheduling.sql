@@ -104,6 +104,7 @@ DECLARE
     v_row    RECORD;
     v_tenant INTEGER;
     v_agent  INTEGER;
+    v_living TEXT[];
 BEGIN
     SELECT no, tenant, agent INTO v_row FROM @schema.sessions WHERE uid_key = p_uid AND NOT deleted;
     IF NOT FOUND THEN
@@ -113,19 +114,16 @@ BEGIN
     v_agent := coalesce(p_agents ->> v_row.agent, p_agents ->> '*')::integer;
     IF v_tenant IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock(hashtextextended('@schema tenant ' || v_row.tenant, 0));
-        IF v_tenant <= (SELECT count(*) FROM @schema.sessions s JOIN @schema.owners o ON o.owner = s.owner
-            WHERE s.owner IS NOT NULL AND s.tenant = v_row.tenant AND s.no <> v_row.no
-            AND o.beat_at > now() - p_dead_after) THEN
-            RETURN;
-        END IF;
     END IF;
     IF v_agent IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock(hashtextextended('@schema agent ' || v_row.agent, 0));
-        IF v_agent <= (SELECT count(*) FROM @schema.sessions s JOIN @schema.owners o ON o.owner = s.owner
-            WHERE s.owner IS NOT NULL AND s.agent = v_row.agent AND s.no <> v_row.no
-            AND o.beat_at > now() - p_dead_after) THEN
-            RETURN;
-        END IF;
+    END IF;
+    SELECT array_agg(md5(owner)) INTO v_living FROM @schema.owners WHERE beat_at > now() - p_dead_after;
+    IF v_tenant <= (SELECT count(*) FROM @schema.sessions s WHERE md5(s.owner) = ANY (v_living)
+        AND s.tenant = v_row.tenant AND s.no <> v_row.no)
+    OR v_agent <= (SELECT count(*) FROM @schema.sessions s WHERE md5(s.owner) = ANY (v_living)
+        AND s.agent = v_row.agent AND s.no <> v_row.no) THEN
+        RETURN;
     END IF;
     RETURN QUERY
         WITH found AS (
