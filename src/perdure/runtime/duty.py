@@ -126,8 +126,7 @@ class Duty:
         return self._world.serves is None or self._world.serves(queue_of(log.state))
 
     async def _drive(self, log: SessionLog) -> None:
-        uid = log.uid
-        claim = None
+        uid, claim, is_handed_over = log.uid, None, False
         try:
             claim = await self._store.claim(uid, self.owner, capacity=self._capacity)
             if claim is None and self._capacity is not None:
@@ -136,7 +135,7 @@ class Duty:
                 if claim.head != log.state.seq:
                     await log.refresh()
                 await self._end_orphan(log)
-                await self._drive_on(log, await succession(self._store, claim, log.state))
+                is_handed_over = await self._drive_on(log, await succession(self._store, claim, log.state))
         except StaleEpoch:
             await log.refresh()
         except Exception as error:
@@ -148,18 +147,15 @@ class Duty:
         finally:
             self.drivers.pop(uid, None)
         self._dropped.pop(uid, None)
-        if self._engine is not None and not self._stopping:
-            self._see_on(log, self._engine, had_claim=claim is not None)
-
-    def _see_on(self, log: SessionLog, engine: Engine, *, had_claim: bool) -> None:
-        """What follows a unit: its time to wake, its next queue, and those that waited for the room that it leaves."""
+        if self._engine is None or self._stopping:
+            return
         summary = summarise(log.state)
         if summary.wake_at is not None:
-            engine.wake(log.uid, summary.served_by, summary.wake_at)
-        if summary.runnable and had_claim:
-            engine.submit(log.uid, summary.served_by)
-        if had_claim and self._capacity is not None:
-            self._call_next(engine, log.state.tenant, summary.agent)
+            self._engine.wake(uid, summary.served_by, summary.wake_at)
+        if is_handed_over:
+            self._engine.submit(uid, summary.served_by)
+        if claim is not None and self._capacity is not None:
+            self._call_next(self._engine, log.state.tenant, summary.agent)
 
     def _call_next(self, engine: Engine, tenant: str, agent: str) -> None:
         """One session of a tenant or an agent was let go: one that may have waited for that is tried again."""
@@ -187,14 +183,16 @@ class Duty:
             with suppress(Refused):
                 await self._sessions.request(log, StopRun("cancel", "its parent is gone"))
 
-    async def _drive_on(self, log: SessionLog, heritage: Heritage) -> None:
-        """One driver after the other, as agents hand over, under one claim."""
+    async def _drive_on(self, log: SessionLog, heritage: Heritage) -> bool:
+        """One driver after the other, as agents hand over, under one claim; True if the next one needs its own."""
         is_done = follows = False
         while not is_done and not self._stopping:
             if follows and self._world.capacity.per_agent is not None:
                 # Another agent has another cap.
                 is_done = await self._store.release(log.uid, epoch=heritage.epoch, head=log.state.seq)
                 await log.refresh()
+                if is_done:
+                    return True
                 continue
             binding = await self._roster.find(agent_of(log.state))
             if binding is None:
@@ -206,6 +204,7 @@ class Duty:
             driver = self.drivers[log.uid] = Driver(log, binding, self._world, heritage, shared)
             is_done = await driver.run(follows=follows)
             follows, heritage = True, Heritage(heritage.epoch)
+        return False
 
     async def _has_work(self, log: SessionLog) -> bool:
         """Claims are not for free: a submission that came while the session was driven has mostly been served."""
