@@ -23,7 +23,7 @@ MODULE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 8
 CORE_LINES = 2000
-VOCABULARY = {"messages", "specs", "events", "commands", "actions", "deltas", "errors", "state"}
+VOCABULARY = {"messages", "specs", "events", "commands", "actions", "deltas", "errors", "state", "capacity"}
 """The modules of the core that only declare; the closed unions in them have their own budget."""
 MECHANISMS = {"codec", "shared", "fits", "upcast", "repair"}
 """The modules of the core that know nothing of agents."""
@@ -36,6 +36,7 @@ MANY_PARAMETERS = {
     "cli/run.py:run",
     "cli/run.py:_run",
     "cli/triggers.py:add",
+    "cli/worker.py:worker",
     # What a deployment may set of its database; each has a default.
     "stores/postgres.py:__init__",
     # What one run may have of its own: the surface names each of them.

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from perdure.core.capacity import Capacity
 from perdure.core.deltas import Delta, ModelDelta
 from perdure.core.events import Event
 from perdure.core.messages import JSON, AnswerPart, Message, Plain, StopReason, Usage
@@ -181,16 +182,37 @@ class Store(Protocol):
         """The same with what they hold and who they are, by name."""
         ...
 
-    async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
-        """Raises the epoch, if nobody living owns the session (or by force)."""
+    async def claim(
+        self, session: str, owner: str, *, force: bool = False, capacity: Capacity | None = None
+    ) -> Claim | None:
+        """Raises the epoch, if nobody living owns the session (or by force).
+
+        And if no cap of its tenant or agent is reached by what the living own; many claims at once never exceed it.
+        """
         ...
 
     async def release(self, session: str, *, epoch: int, head: int) -> bool:
         """Gives the session up, only if the head is still the one that was folded."""
         ...
 
-    async def runnable(self, agents: Sequence[str] | None, *, now: float, limit: int = 100) -> Sequence[str]:
-        """Sessions of these agents, or of any, that have work and no living owner, longest waiting first."""
+    async def runnable(
+        self,
+        queues: Sequence[str] | None,
+        *,
+        agents: Sequence[str] | None = None,
+        now: float,
+        limit: int = 100,
+        capacity: Capacity | None = None,
+    ) -> Sequence[str]:
+        """Sessions of these queues and of these agents, or of any, that have work and no living owner.
+
+        Longest waiting first, where each level of priority counts as 30 seconds of waiting. With caps, only as many of
+        a tenant or an agent as could be claimed now; and the first of each of them, then the second of each.
+        """
+        ...
+
+    async def count_waiting(self, tenant: str | None, *, now: float, limit: int) -> int:
+        """How many sessions, of one tenant or of all, have work and no living owner; counted up to the limit."""
         ...
 
     async def save_artifact(self, session: str, digest: str, data: bytes) -> None: ...
@@ -380,11 +402,15 @@ class Work(Protocol):
 
     @property
     def queues(self) -> Sequence[str]:
-        """The agents that are known here; a queue is the sessions of one of them."""
+        """Those that may be served here: one for every agent that is known, named like it, and those of their tools."""
         ...
 
     async def drive(self, session: str) -> None:
         """Drives it until it settles, waits, or somebody else has it; may be asked twice, or for nothing."""
+        ...
+
+    def priority(self, session: str) -> int:
+        """What comes first where there is no room for all: the highest, as far as it is known here."""
         ...
 
     async def sweep(self, queues: Sequence[str] | None) -> Sequence[str]:

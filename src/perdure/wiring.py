@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import platform
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload, runtime_checkable
 
+from perdure.core.capacity import Capacity
 from perdure.core.errors import NotFound, UsageError
 from perdure.core.events import DecisionKind
 from perdure.core.state import DeadLetter
@@ -22,9 +21,11 @@ from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store,
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.agent_files import AgentFiles
 from perdure.runtime.clock import SystemClock
+from perdure.runtime.given import given_priority
 from perdure.runtime.hooks import Hooks
 from perdure.runtime.host import Host
 from perdure.runtime.local import LocalEngine
+from perdure.runtime.loop_thread import LoopThread
 from perdure.runtime.middleware import Middleware
 from perdure.runtime.results import RunResult
 from perdure.runtime.roster import Resolve
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from perdure.models.http import HttpClient
 
 T = TypeVar("T")
-
-END_PATIENCE = 1.0
 
 
 def resolve_store(store: str | Store) -> Store:
@@ -175,6 +174,8 @@ class Runtime:
         hooks: Sequence[Hooks] = (),
         clock: Clock | None = None,
         grace: float = 10.0,
+        capacity: Capacity | None = None,
+        queues: Sequence[str] | None = None,
     ) -> None:
         self._store = store
         self._agents = _checked_agents(agents)
@@ -188,6 +189,8 @@ class Runtime:
         self._hooks = tuple(hooks)
         self._clock = clock or SystemClock()
         self._grace = grace
+        self._capacity = capacity or Capacity()
+        self._queues = _checked_queues(queues, engine)
         self._stack: AsyncExitStack | None = None
         self._entered: Host | None = None
         self._thread: LoopThread | None = None
@@ -211,8 +214,9 @@ class Runtime:
                 await _enter_deps(self._deps, stack),
                 self._middleware,
                 self._hooks,
+                capacity=self._capacity,
             )
-            engine = resolve_engine(self._engine, self._clock, store)
+            engine = resolve_engine(self._engine, self._clock, store, queues=self._queues)
             host = Host(world, engine, self._resolve, _about(engine))
             stack.push_async_callback(world.close)
             files = AgentFiles("agents=[…]")
@@ -240,6 +244,7 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
     ) -> Session[OutputT]: ...
     @overload
     async def open(
@@ -250,6 +255,7 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
     ) -> Session[Any]: ...
     async def open(
         self,
@@ -259,12 +265,17 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
     ) -> Session[Any]:
-        """Creates a session, or picks it up where it was; the agent as it is, or by its name."""
+        """Creates a session, or picks it up where it was; the agent as it is, or by its name.
+
+        `priority`: where there is no room for all, a higher one comes first; one that is there keeps its own.
+        """
         if not isinstance(tenant, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"A tenant is text, not {type(tenant).__name__}; pass a str.")
+        labels, priority = _checked_metadata(metadata), given_priority(priority)
         log = await self._host.open(
-            agent, id=_checked_id(id), tenant=tenant, data=data, metadata=_checked_metadata(metadata)
+            agent, id=_checked_id(id), tenant=tenant, data=data, metadata=labels, priority=priority
         )
         return Session(self._host, log)
 
@@ -338,6 +349,11 @@ class Runtime:
     @property
     def agents(self) -> Sequence[str]:
         """The names of the agents that are known here, those of sub-agents too."""
+        return self._host.agents
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues that may be served here: one for every agent, and those of their tools."""
         return self._host.duty.queues
 
     @property
@@ -376,6 +392,7 @@ class Runtime:
         tenant: str = "",
         data: Any = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
         **options: Any,
     ) -> RunResult[Any]:
         """Opens the session and runs the input, for code without a loop; options are those of Session.run."""
@@ -383,7 +400,7 @@ class Runtime:
             raise UsageError("run_sync needs `with Runtime(…) as runtime:`; in async code use session.run.")
 
         async def run() -> RunResult[Any]:
-            session = await self.open(agent, id=id, tenant=tenant, data=data, metadata=metadata)
+            session = await self.open(agent, id=id, tenant=tenant, data=data, metadata=metadata, priority=priority)
             return await session.run(input, **options)
 
         return self._thread.run(run())
@@ -393,52 +410,6 @@ class Runtime:
         if self._entered is None:
             raise UsageError("The Runtime is not open; use it inside `async with Runtime(…) as runtime:`.")
         return self._entered
-
-
-class LoopThread:
-    """A thread with its own event loop, for callers that have none."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure-loop", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of the work; refuses where waiting for it could never end."""
-        if self._pid != os.getpid():
-            work.close()
-            raise UsageError("This Runtime was opened before fork(); open a new one in the child.")
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise UsageError("run_sync would stop the loop that does the work; in async code use session.run.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            # Ctrl-C in the caller's thread detaches; the run itself goes on in the log.
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        if self._pid == os.getpid():
-            self.run(_end_tasks())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-
-async def _end_tasks() -> None:
-    """What was left behind must not be found by the collector: it would complain about tasks that never ended."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=END_PATIENCE)
-    loop = asyncio.get_running_loop()
-    await loop.shutdown_asyncgens()
-    with suppress(TimeoutError):
-        await asyncio.wait_for(loop.shutdown_default_executor(), END_PATIENCE)
 
 
 def _about(engine: Engine | None) -> dict[str, Any]:
@@ -475,6 +446,14 @@ def _checked_agents(agents: Sequence[Agent[Any] | str]) -> tuple[Agent[Any] | st
         if not isinstance(agent, Agent | str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"Runtime(agents=[{agent!r}]): give agents, or FILE.py:NAME.")
     return tuple(agents)
+
+
+def _checked_queues(queues: Sequence[str] | None, engine: str | Engine | None) -> Sequence[str] | None:
+    if isinstance(queues, str):
+        raise UsageError(f"Runtime(queues={queues!r}): it is a list; write queues=[{queues!r}].")
+    if queues is not None and not isinstance(engine, str):
+        raise UsageError("Runtime(queues=…) is for an engine that is given by its name; tell this one which it serves.")
+    return queues
 
 
 def _checked_id(id: str | None) -> str | None:

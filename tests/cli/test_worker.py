@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,13 +13,14 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Runtime
+from perdure.events import CallChecked
 from perdure.testing import ScriptedModel
 from tests.cli.command import Command
-from tests.runtime.scenes import soon
+from tests.runtime.scenes import check_log, seen, soon, until
 
 CODE = '''
-import asyncio
-from perdure import Agent, tool
+import asyncio, os, pathlib
+from perdure import Agent, ToolContext, tool
 from perdure.testing import ScriptedModel, call
 
 @tool(effect="idempotent")
@@ -31,10 +33,42 @@ def answer(request):
     return [call("wait", seconds=0.5)] if len(request.messages) == 1 else "done"
 
 clerk = Agent(name="clerk", model=ScriptedModel(answer), tools=[wait])
+
+@tool(effect="idempotent", queue="gpu")
+async def render(seconds: float) -> str:
+    """Renders."""
+    with open("ledger.txt", "a") as ledger:
+        print(os.getpid(), file=ledger)
+    await asyncio.sleep(seconds)
+    return "rendered"
+
+def paint(request):
+    turn = sum(type(message).__name__ == "AssistantMessage" for message in request.messages)
+    return ([call("render", seconds=3600)], [call("render", seconds=0), call("wait", seconds=0)], "painted")[turn]
+
+painter = Agent(name="painter", model=ScriptedModel(paint), tools=[wait, render])
+@tool(effect="idempotent")
+async def tally(seconds: float, ctx: ToolContext) -> str:
+    """Counts who works."""
+    mine = pathlib.Path(f"works-{ctx.tenant}-{ctx.session}")
+    mine.touch()
+    with open("ledger.txt", "a") as ledger:
+        print(ctx.tenant, len(list(pathlib.Path().glob(f"works-{ctx.tenant}-*"))), os.getpid(), file=ledger)
+    await asyncio.sleep(seconds)
+    mine.unlink()
+    return "counted"
+
+counter = Agent(
+    name="counter",
+    model=ScriptedModel(lambda request: [call("tally", seconds=0.2)] if len(request.messages) == 1 else "done"),
+    tools=[tally],
+)
 teller = Agent(name="teller", model=ScriptedModel(answer), tools=[wait])
 '''
 SILENT = ScriptedModel(lambda request: "")
 CLERK = Agent(name="clerk", model=SILENT)
+PAINTER = Agent(name="painter", model=SILENT)
+COUNTER = Agent(name="counter", model=SILENT)
 TELLER = Agent(name="teller", model=SILENT)
 
 
@@ -113,9 +147,53 @@ async def test_queues_leave_other_agents_to_other_workers(perdure: Command, tmp_
         ended(worker, signal.SIGTERM)
 
 
+async def test_tools_with_a_queue_run_on_its_workers_alone(perdure: Workers, tmp_path: Path) -> None:
+    given = ("-a", "agents.py:painter")
+    desk, said = started(perdure, *given, "--queues", "painter")
+    assert said["queues"] == ["painter"]
+    async with Runtime(f"sqlite:{tmp_path / 'w.db'}", engine=None) as runtime:
+        session = await runtime.open(PAINTER, id="s")
+        run = await session.start("go")
+        await seen(session, CallChecked)
+        while "serves the queue gpu" not in perdure("sessions", "show", "s", "--store", "sqlite:w.db"):
+            await asyncio.sleep(0.1)
+        listed = perdure("sessions", "list", "--store", "sqlite:w.db")
+        assert listed.splitlines()[0].split()[:4] == ["session", "status", "agent", "queue"]
+        first, _ = started(perdure, *given, "--queues", "gpu")
+        await until(perdure.ledger)
+        first.kill()
+        first.communicate()
+        (tmp_path / "agents.py").write_text(
+            CODE.replace("seconds=3600", "seconds=0").replace("sleep(seconds)", "sleep(0)")
+        )
+        second, _ = started(perdure, *given, "--queues", "gpu")
+        assert (await soon(run)).output == "painted"
+        check_log(await session.records())
+    assert perdure.ledger() == [str(first.pid), str(second.pid), str(second.pid)]
+    ended(desk, signal.SIGTERM)
+    ended(second, signal.SIGTERM)
+
+
+async def test_a_cap_holds_over_three_workers(perdure: Workers, tmp_path: Path) -> None:
+    """Each call leaves a file while it runs, and writes down how many of its tenant there are."""
+    workers = [started(perdure, "-a", "agents.py:counter", "--per-tenant", "2")[0] for _ in range(3)]
+    async with Runtime(f"sqlite:{tmp_path / 'w.db'}", engine=None) as runtime:
+        sessions = [await runtime.open(COUNTER, id=f"{n}", tenant="ab"[n > 12]) for n in range(15)]
+        runs = [await session.start("go") for session in sessions]
+        assert [(await soon(run)).output for run in runs] == ["done"] * 15
+    seen = [line.split() for line in perdure.ledger()]
+    assert len(seen) == 15
+    assert max(int(count) for _, count, _ in seen) <= 2
+    for worker in workers:
+        ended(worker, signal.SIGTERM)
+
+
 def test_what_is_wrong_is_one_sentence(perdure: Command) -> None:
     said = perdure.call("worker", "-a", "agents.py:clerk", "--queues", "nobody", "--store", "sqlite:w.db", code=2)
-    assert said.stderr == "perdure: --queues nobody: no agent of that name was given; take one of clerk.\n"
+    assert (
+        said.stderr
+        == "perdure: --queues nobody: no agent of that name was given, nor has a tool it; take one of clerk.\n"
+    )
     said = perdure.call("worker", "-a", "agents.py:clerk", "--engine", "dbos", "--store", "sqlite:w.db", code=2)
     assert said.stderr == "perdure: The engine 'dbos' needs PostgreSQL; name a store like 'postgresql://…'.\n"
     said = perdure.call("worker", "-a", "agents.py:clerk", "--engine", "steam", "--store", "sqlite:w.db", code=2)

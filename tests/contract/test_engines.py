@@ -130,3 +130,34 @@ async def test_only_its_queues_are_served() -> None:
         await asyncio.sleep(0)
     await engine.drain(1.0)
     assert not sheet.began["a"]
+
+
+async def test_what_waits_for_room_here_and_was_taken_by_others_is_not_begun() -> None:
+    clock, sheet = ManualClock(), Sheet("clerk")
+    sheet.due |= {"a", "b", "c"}
+    sheet.gates["a"] = asyncio.Event()
+    engine = LocalEngine(clock, sweep_every=0.1, concurrency=1)
+    await engine.start(sheet)
+    await clock.advance(0.1)
+    engine.submit("d", "clerk")
+    sheet.due.discard("b")
+    await clock.advance(0.2)
+    sheet.gates.pop("a").set()
+    await clock.advance(0.2)
+    await engine.drain(1.0)
+    assert list(sheet.began) == ["a", "c", "d"]
+
+
+async def test_priority_comes_first_where_there_is_no_room() -> None:
+    sheet = Sheet("clerk")
+    sheet.priorities.update({"high": 2, "higher": 3, "low": -1})
+    sheet.gates["first"] = asyncio.Event()
+    engine = LocalEngine(ManualClock(), sweep_every=3600.0, concurrency=1)
+    await engine.start(sheet)
+    for session in ("first", "low", "usual", "high", "usual 2", "higher"):
+        engine.submit(session, "clerk")
+    sheet.gates.pop("first").set()
+    while len(sheet.ended) < 6:
+        await asyncio.sleep(0)
+    await engine.drain(1.0)
+    assert list(sheet.began) == ["first", "higher", "high", "usual", "usual 2", "low"]

@@ -392,7 +392,8 @@ class Simulation:
                 sequential = TOOLS[name].get("sequential", False)
                 digest = digest_of(action.arguments)
                 kind = TOOLS[name].get("kind", "function")
-                self.append(CallChecked(call, verdict, "rule", "because", digest, sequential, kind=kind))
+                queue = TOOLS[name].get("queue", "")
+                self.append(CallChecked(call, verdict, "rule", "because", digest, sequential, kind=kind, queue=queue))
             case RunTool(call=call, name=name) if TOOLS[name].get("kind") == "agent":
                 known = find_call(self.state.run, call)
                 self.working[call] = f"child{call}"

@@ -67,6 +67,8 @@ def _later(state: SessionState) -> dict[str, Any]:
         "vetted": {str(number): why for number, why in state.vetted.items()},
         "agents": [] if {state.agent, whose} == {state.home} else [state.agent, whose],
         "triggers": [[known.name, known.next_at, known.is_paused, known.fired] for known in state.triggers.values()],
+        "queue": summarise(state).queue,
+        "priority": state.priority,
         "waits": [[queued.input, queued.at, queued.by] for queued in state.queue if queued.at or queued.by],
     }
     return {name: value for name, value in shown.items() if value}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from perdure.core import rules
 from perdure.core.actions import Action, RunTool
@@ -59,9 +60,9 @@ class HastyStore(SqliteStore):
         await self._settled()
         return await super().read(session, after=after, limit=limit)
 
-    async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
+    async def claim(self, session: str, owner: str, *, force: bool = False, capacity: Any = None) -> Claim | None:
         await self._settled()
-        return await super().claim(session, owner, force=force)
+        return await super().claim(session, owner, force=force, capacity=capacity)
 
     async def release(self, session: str, *, epoch: int, head: int) -> bool:
         await self._settled()

@@ -70,8 +70,8 @@ class WitnessedStore(SqliteStore):
 class EpochlessStore(WitnessedStore):
     """A planted bug: every claim has the same epoch, and nobody looks at it."""
 
-    async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
-        claim = await super().claim(session, owner, force=force)
+    async def claim(self, session: str, owner: str, *, force: bool = False, capacity: Any = None) -> Claim | None:
+        claim = await super().claim(session, owner, force=force, capacity=capacity)
         return claim and Claim(1, claim.head)
 
     async def append(self, batch: Batch) -> None:

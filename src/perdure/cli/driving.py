@@ -17,6 +17,7 @@ from perdure.cli.family import is_child, root_of
 from perdure.cli.terminal import patience, store_url
 from perdure.cli.words import shell
 from perdure.core.errors import NotFound, Refused, UsageError
+from perdure.core.queues import queue_of
 from perdure.core.state import SessionState, agent_of
 from perdure.ports import Clock, Work
 from perdure.runtime.agent import Agent
@@ -105,6 +106,7 @@ class Own:
         self._engine = engine
         self.owner = work.owner
         self.living = work.living
+        self.priority = work.priority
         self.watch = work.watch
 
     @property
@@ -151,7 +153,7 @@ class Driving:
 
     def take(self, session: Session[Any]) -> None:
         """Has a session driven here, and what is below it."""
-        self._engine.take(session.uid, agent_of(session.state))
+        self._engine.take(session.uid, queue_of(session.state))
 
     async def refuse_child(self, session: Session[Any]) -> None:
         """A sub-agent keeps to what its ancestors allow, so that it is driven with them or not at all."""

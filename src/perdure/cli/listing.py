@@ -25,7 +25,7 @@ from perdure.wiring import Runtime
 
 PAGE = 500
 NARROW = 60
-COLUMNS = {"session": 0, "status": 0, "agent": 50, "records": 60, "changed": 72, "tenant": 72, "title": 72}
+COLUMNS = {"session": 0, "status": 0, "agent": 50, "queue": 60, "records": 60, "changed": 72, "tenant": 72, "title": 72}
 """Each with the width that a terminal needs to show it."""
 
 LONGEST_TITLE = 40
@@ -80,6 +80,7 @@ def _cells(row: SessionRow) -> dict[str, str]:
         "session": visible(row.id),
         "status": row.status,
         "agent": visible(row.agent),
+        "queue": visible(row.summary.queue),
         "records": f"{row.head:,}",
         "changed": f"{datetime.fromtimestamp(row.updated_at):%Y-%m-%d %H:%M}",
         "tenant": visible(row.tenant),
@@ -150,6 +151,9 @@ async def _show_next(runtime: Runtime, screen: Screen, session: Session[Any], st
         screen.line("‖", f"{of}{how_to_decide(item, store)}", "yellow")
     if driver:
         screen.line("●", "a process drives it now", "cyan")
+    elif summary.queue:
+        there = shell("worker", agents="FILE.py:NAME", store=store, queues=summary.queue)
+        screen.line("●", f"it waits for somebody who serves the queue {visible(summary.queue)}: {there}", "bold yellow")
     elif summary.runnable:
         command = await how_to_resume(runtime, session, store)
         screen.line("●", f"it has work and nobody drives it: {command}", "bold yellow")

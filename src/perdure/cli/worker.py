@@ -25,7 +25,15 @@ def worker(
     ] = None,
     queues: Annotated[
         list[str] | None,
-        typer.Option(help="Drive only this agent's sessions; once for each.", show_default="all agents given"),
+        typer.Option(help="Serve only this agent, or tools of this queue; once for each.", show_default="all"),
+    ] = None,
+    per_tenant: Annotated[
+        int | None,
+        typer.Option(help="At most so many sessions of a tenant, over all workers.", min=0, show_default=False),
+    ] = None,
+    per_agent: Annotated[
+        int | None,
+        typer.Option(help="At most so many sessions of an agent, over all workers.", min=0, show_default=False),
     ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that calls in flight get when it ends.", min=0)] = 10.0,
     json: JsonOption = False,
@@ -39,8 +47,11 @@ def worker(
     Example: perdure worker --store postgresql://db/agents --engine dbos -a agents.py:clerk --concurrency 50
     """
     from perdure.cli.working import Station, work
+    from perdure.core.capacity import Capacity
 
-    station = Station(tuple(agents or ()), store, engine, model, concurrency, tuple(queues) if queues else None, grace)
+    served = tuple(queues) if queues else None
+    capacity = Capacity(per_tenant, per_agent)
+    station = Station(tuple(agents or ()), store, engine, model, concurrency, served, grace, capacity)
     run_async(work(station, json=json))
 
 

@@ -16,6 +16,7 @@ from perdure.cli.remote import beside
 from perdure.cli.screen import open_screen
 from perdure.cli.terminal import patience, print_json, store_url
 from perdure.cli.words import count, visible
+from perdure.core.capacity import Capacity
 from perdure.core.errors import PerdureError, UsageError
 from perdure.ports import Worker
 from perdure.runtime.clock import SystemClock
@@ -36,6 +37,7 @@ class Station(msgspec.Struct, frozen=True):
     concurrency: int | None
     queues: tuple[str, ...] | None
     grace: float
+    capacity: Capacity = Capacity()
 
 
 async def work(station: Station, *, json: bool) -> None:
@@ -48,7 +50,8 @@ async def work(station: Station, *, json: bool) -> None:
     _log_plainly()
     told = _ear()
     async with patience("opening the store …"):
-        runtime = await Runtime(store, agents=agents, engine=engine, grace=station.grace).__aenter__()
+        opened = Runtime(store, agents=agents, engine=engine, grace=station.grace, capacity=station.capacity)
+        runtime = await opened.__aenter__()
     try:
         _check_queues(station, runtime)
         await _say(runtime, "ready", visible(masked(url)), json=json)
@@ -82,10 +85,12 @@ def _log_plainly() -> None:
 
 
 def _check_queues(station: Station, runtime: Runtime) -> None:
+    known = runtime.queues
     for queue in station.queues or ():
-        if queue not in runtime.agents:
-            known = ", ".join(runtime.agents)
-            raise UsageError(f"--queues {queue}: no agent of that name was given; take one of {known}.")
+        if queue not in known:
+            raise UsageError(
+                f"--queues {queue}: no agent of that name was given, nor has a tool it; take one of {', '.join(known)}."
+            )
 
 
 def _ear() -> asyncio.Event:

@@ -85,10 +85,10 @@ def accept(state: SessionState, command: Command) -> tuple[Event, ...]:
             return accept_message(state, command)
         case SendAgain():
             return accept_again(state, command)
-        case ChangeSettings(model=model, settings=settings, title=title, agent=agent):
+        case ChangeSettings(model=model, settings=settings, title=title, agent=agent, priority=priority):
             is_known = model == state.model and settings == state.settings and title in (None, state.title)
-            is_known = is_known and agent in ("", state.agent)
-            return () if is_known else (SettingsChanged(model, settings, title, agent),)
+            is_known = is_known and agent in ("", state.agent) and priority in (None, state.priority)
+            return () if is_known else (SettingsChanged(model, settings, title, agent, priority),)
         case ChangeState(changes=changes, by=by, origin=origin):
             is_known = bool(origin) and state.origins.get(origin) is not None
             return () if is_known or not changes else (StateChanged(changes, by, origin),)

@@ -48,4 +48,5 @@ def change_settings(state: SessionState, event: SettingsChanged) -> SessionState
         run = replace(run, wanted="" if event.agent == run.agent else event.agent)
     title = state.title if event.title is None else event.title
     agent = event.agent or state.agent
-    return replace(state, run=run, model=event.model, settings=event.settings, title=title, agent=agent)
+    state = replace(state, run=run, model=event.model, settings=event.settings, title=title, agent=agent)
+    return state if event.priority is None else replace(state, priority=event.priority)

@@ -58,6 +58,7 @@ class Call(Plain, frozen=True):
     snapshot: JSON = None
     revision: str = ""
     valid_until: float | None = None
+    queue: str = ""
     operation: str = ""
     expires_at: float | None = None
     background: str = ""
@@ -137,6 +138,7 @@ def _checked(call: Call, event: CallChecked) -> Call:
         snapshot=event.snapshot,
         revision=event.revision,
         valid_until=event.valid_until,
+        queue=event.queue,
         approved=call.approved and not is_stale,
         decision=None if is_stale else call.decision,
     )

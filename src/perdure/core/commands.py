@@ -91,12 +91,13 @@ class SendAgain(Plain, frozen=True):
 
 
 class ChangeSettings(Plain, frozen=True):
-    """The session's own model, settings and agent from its next turn on, or what people call it."""
+    """The session's own model, settings and agent from its next turn on, what people call it, or how urgent it is."""
 
     model: str = ""
     settings: ModelSettings = ModelSettings()
     title: str | None = None
     agent: str = ""
+    priority: int | None = None
 
 
 class ChangeState(Plain, frozen=True):

@@ -3,6 +3,7 @@
 PerdureError
 ├── UsageError       the caller's code, words or values are wrong: mend them
 ├── Refused          the command does not fit the session's present state
+│   └── Busy         too many sessions wait already; `retry_after` says when to try again
 ├── NotFound         there is no such session, agent, decision or artifact
 ├── Conflict         somebody else was first: reload and look
 │   └── StaleEpoch   another driver owns the session now: stop
@@ -55,6 +56,14 @@ class UsageError(PerdureError):
 
 class Refused(PerdureError):
     """The command is not valid in the session's present state."""
+
+
+class Busy(Refused):
+    """Too many sessions wait already: nothing was written."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class NotFound(PerdureError):

@@ -93,7 +93,7 @@ class Switched(Plain, frozen=True):
 
 
 class SessionOpened(Plain, frozen=True, tag=True):
-    """The first fact of a log, or of a fork's own part of it."""
+    """The first fact of a log, or of a fork's own part of it. What has priority comes first."""
 
     uid: str
     id: str
@@ -102,6 +102,7 @@ class SessionOpened(Plain, frozen=True, tag=True):
     data: JSON = None
     metadata: dict[str, str] = {}
     origin: Origin | None = None
+    priority: int = 0
 
 
 class AgentPinned(Plain, frozen=True, tag=True):
@@ -156,14 +157,15 @@ class InputChanged(Plain, frozen=True, tag=True):
 class SettingsChanged(Plain, frozen=True, tag=True):
     """From its next turn on the session has this model; nothing for a field means the agent's own again.
 
-    `title` is what people call the session; None leaves it as it is. So does no name of an `agent`; another one is the
-    session's from now on, and an open run's from its next turn on.
+    `title` is what people call the session; None leaves it, or the priority, as it is. So does no name of an `agent`;
+    another one is the session's from now on, and an open run's from its next turn on.
     """
 
     model: str = ""
     settings: ModelSettings = ModelSettings()
     title: str | None = None
     agent: str = ""
+    priority: int | None = None
 
 
 class StateChanged(Plain, frozen=True, tag=True):
@@ -330,7 +332,8 @@ class CallChecked(Plain, frozen=True, tag=True):
     """The verdict on a call; `digest` is that of its arguments, `rule` says by what.
 
     `bound` binds everything that an approval is for: tool, arguments, schema, policy, requester, and the `snapshot`
-    that a prepared call showed. A verdict of stale takes an approval back whose binding no longer holds.
+    that a prepared call showed. A verdict of stale takes an approval back whose binding no longer holds. `queue` is the
+    tool's.
     """
 
     call: int
@@ -346,6 +349,7 @@ class CallChecked(Plain, frozen=True, tag=True):
     snapshot: JSON = None
     revision: str = ""
     valid_until: float | None = None
+    queue: str = ""
 
 
 class CallSuspended(Plain, frozen=True, tag=True):

@@ -158,6 +158,7 @@ def _on_opened(state: SessionState, event: SessionOpened) -> SessionState:
         data=event.data,
         metadata=event.metadata,
         origin=event.origin,
+        priority=event.priority,
         epoch=0,
         run=run,
         owed=(),

@@ -31,7 +31,8 @@ class ToolSpec(Plain, frozen=True):
     A function runs here; of the other kinds the result is brought by somebody else: the client that declared it,
     whoever hands it in, the person who is asked, or another agent in a session of its own. `response` is the schema
     that such a result has to fit. `listens`: the call is prepared before anybody judges it. A `hidden` tool is shown
-    when another one asks for it, a `deferred` one when the model has found it.
+    when another one asks for it, a `deferred` one when the model has found it. `queue`: only workers that serve it run
+    the tool.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ToolSpec(Plain, frozen=True):
     background: bool = False
     hidden: bool = False
     deferred: bool = False
+    queue: str = ""
 
 
 class Limits(Plain, frozen=True):

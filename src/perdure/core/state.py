@@ -175,6 +175,7 @@ class SessionState(Plain, frozen=True):
     origins: Index[str, int] = Index()
     triggers: dict[str, TriggerSet] = {}
     title: str = ""
+    priority: int = 0
     run: RunState | None = None
     early_stop: StopRequested | None = None
     remembered: tuple[Remembered, ...] = ()

@@ -23,6 +23,6 @@ def changes_between(old: AgentSpec, new: AgentSpec) -> list[str]:
 
 
 def changes_of_tool(old: ToolSpec, new: ToolSpec) -> list[str]:
-    """The fields in which a tool differs; whether it is deferred is no matter of what it does."""
-    new = replace(new, deferred=old.deferred)
+    """The fields in which a tool differs; whether it is deferred, and where it runs, is no matter of what it does."""
+    new = replace(new, deferred=old.deferred, queue=old.queue)
     return [field for field in ToolSpec.__struct_fields__ if getattr(old, field) != getattr(new, field)]

@@ -10,6 +10,7 @@ from perdure.core.accept import pending_id
 from perdure.core.codec import decode_json
 from perdure.core.events import PauseKind
 from perdure.core.messages import JSON, Plain
+from perdure.core.queues import tool_queue
 from perdure.core.rules import next_actions
 from perdure.core.specs import Files
 from perdure.core.state import SessionState, agent_of, in_flight
@@ -34,7 +35,7 @@ class Summary(Plain, frozen=True, forbid_unknown_fields=False):
     """What a store keeps beside the log, in the same transaction: true for the head it was made for.
 
     `dead` are the messages of the session that could not be brought. `triggers` is how many there are, `watches` how
-    many of them wait for files.
+    many of them wait for files. `queue` is that of the tool that is to run next, if it has one.
     """
 
     agent: str
@@ -46,6 +47,13 @@ class Summary(Plain, frozen=True, forbid_unknown_fields=False):
     dead: int = 0
     triggers: int = 0
     watches: int = 0
+    queue: str = ""
+    priority: int = 0
+
+    @property
+    def served_by(self) -> str:
+        """The queue whose workers go on with it."""
+        return self.queue or self.agent
 
 
 def pending_of(state: SessionState) -> tuple[Pending, ...]:
@@ -86,6 +94,9 @@ def summarise(state: SessionState) -> Summary:
     wake_at = min(times) if times else None
     pending = pending_of(state) if paused else ()
     summary = Summary(agent_of(state), status, runnable, wake_at, pending, state.title, len(state.dead))
+    queue = tool_queue(state)
+    if queue or state.priority:
+        summary = replace(summary, queue=queue, priority=state.priority)
     return _with_triggers(summary, state) if state.triggers else summary
 
 

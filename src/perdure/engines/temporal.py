@@ -1,8 +1,9 @@
 """Temporal as the engine: a workflow with one activity for a session that has work, on the queue of its agent.
 
-The workflow bears the session's uid, so there is one at a time; its activity drives the session and beats while it
-does. Rule 1: what Temporal repeats because a beat did not come is refused by the store as long as the first owner is
-living. Rule 2: units never fail; what has still work is found by the sweep. Rule 3: Temporal gets nothing but the uid.
+The workflow bears the session's uid and its queue, so there is one of each at a time; its activity drives the session
+and beats while it does. Rule 1: what Temporal repeats because a beat did not come is refused by the store as long as
+the first owner is living. Rule 2: units never fail; what has still work is found by the sweep. Rule 3: Temporal gets
+nothing but the uid.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DEAD_AFTER = timedelta(seconds=5)
 TASK_TIMEOUT = timedelta(seconds=3)
 LONGEST = timedelta(days=365)
 MANY = 1000
-LONGEST_NAME = 900
+LONGEST_NAME = 450
 ASKED_AT_ONCE = 20
 
 
@@ -157,7 +158,8 @@ class TemporalEngine:
         await client.start_workflow(
             UNIT,
             session,
-            id=f"{self._prefix}:{session[:LONGEST_NAME]}",
+            # One that waits on a queue which nobody serves must not stand in the way of another.
+            id=f"{self._prefix}:{session[:LONGEST_NAME]}:{queue[:LONGEST_NAME]}",
             task_queue=self._queue(queue),
             task_timeout=TASK_TIMEOUT,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,

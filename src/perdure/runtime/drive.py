@@ -206,7 +206,7 @@ class Driver:
             takes_none = self._leaving or (self._makes_tools and self._has_to_make_tools(change.after, starts))
             for action in next_actions(change.after):
                 # Who leaves takes no new work; an end that somebody asks for, or that is due, is none.
-                if not takes_none or isinstance(action, ENDS):
+                if (not takes_none or isinstance(action, ENDS)) and self._world.may_do(change.after, action):
                     grew |= self._take(action, change, starts, checking)
 
     def _is_ours(self, state: SessionState) -> bool:

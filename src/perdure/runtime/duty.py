@@ -12,6 +12,7 @@ from typing import Protocol
 from perdure.core.commands import Command, StopRun
 from perdure.core.errors import NotFound, Refused, StaleEpoch, TooNew
 from perdure.core.events import Event
+from perdure.core.queues import LEVEL, queue_of
 from perdure.core.state import agent_of
 from perdure.core.views import summarise
 from perdure.ports import Engine
@@ -26,6 +27,8 @@ from perdure.runtime.world import World
 
 AT_ONCE = 100
 """Sessions that one sweep finds."""
+MOST_REFUSED = 1000
+"""Sessions without a claim that are remembered; the sweep finds the others."""
 ASK_AGAIN = 30.0
 """Seconds until the resolver is asked again about a session that nobody knew."""
 TOO_NEW_FOR = 600.0
@@ -41,6 +44,8 @@ class Sessions(Protocol):
     watching: Watching
 
     async def load(self, uid: str) -> SessionLog: ...
+
+    def known_log(self, uid: str) -> SessionLog | None: ...
 
     async def request(self, log: SessionLog, command: Command) -> tuple[Event, ...]: ...
 
@@ -65,6 +70,11 @@ class Duty:
         self._dropped: dict[str, str] = {}
         self._suspects = asyncio.Lock()
         self._stopping = False
+        self._capacity = world.capacity if world.capacity.caps else None
+        self._refused: dict[str, tuple[float, str, str, str]] = {}
+        self._only: Sequence[str] | None = getattr(engine, "queues", None)
+        if self._only is not None:
+            world.serves = frozenset(self._only).__contains__
 
     def leave(self) -> None:
         """Takes no new turn."""
@@ -74,7 +84,13 @@ class Duty:
 
     @property
     def queues(self) -> Sequence[str]:
-        return list(self._roster.bindings)
+        agents = self._roster.bindings
+        tools = [tool.queue for binding in agents.values() for tool in binding.spec.tools if tool.queue]
+        return list(dict.fromkeys([*agents, *tools, *(self._only or ())]))
+
+    def priority(self, session: str) -> int:
+        log = self._sessions.known_log(session)
+        return log.state.priority if log is not None else 0
 
     def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
         return self._store.watch(None, lambda _: notify())
@@ -88,8 +104,7 @@ class Duty:
             return
         try:
             log = await self._sessions.load(session)
-            if await self._roster.find(agent_of(log.state)) is None:
-                self._left_alone[session] = self._clock.now() + ASK_AGAIN
+            if not await self._is_served(log):
                 return
             if not (session in self._dropped or await self._has_work(log)):
                 return
@@ -112,15 +127,32 @@ class Duty:
         self._dropped.pop(session, None)
         _logger.warning("session %s is left to newer workers: %s", session, error)
 
+    async def _is_served(self, log: SessionLog) -> bool:
+        """Whether its next work is that of an agent and of a queue of ours; what was seen here last may be old."""
+        seen, binding = log.state, await self._roster.find(agent_of(log.state))
+        if binding is not None and self._serves(log):
+            return True
+        await log.refresh()
+        if agent_of(log.state) != agent_of(seen):
+            binding = await self._roster.find(agent_of(log.state))
+        if binding is None:
+            self._left_alone[log.uid] = self._clock.now() + ASK_AGAIN
+        return binding is not None and self._serves(log)
+
+    def _serves(self, log: SessionLog) -> bool:
+        return self._world.serves is None or self._world.serves(queue_of(log.state))
+
     async def _drive(self, log: SessionLog) -> None:
-        uid = log.uid
+        uid, claim, is_handed_over = log.uid, None, False
         try:
-            claim = await self._store.claim(uid, self.owner)
+            claim = await self._store.claim(uid, self.owner, capacity=self._capacity)
+            if claim is None and self._capacity is not None:
+                self._put_off(log)
             if claim is not None and not self._stopping:
                 if claim.head != log.state.seq:
                     await log.refresh()
                 await self._end_orphan(log)
-                await self._drive_on(log, await succession(self._store, claim, log.state))
+                is_handed_over = await self._drive_on(log, await succession(self._store, claim, log.state))
         except StaleEpoch:
             await log.refresh()
         except TooNew as error:
@@ -131,15 +163,41 @@ class Duty:
         except Exception as error:
             # Whoever awaits the run here must not wait for ever. The session itself may still be ours, and nobody else
             # looks after it while we live: our sweep has to.
-            self._dropped[uid] = agent_of(log.state)
+            self._dropped[uid] = queue_of(log.state)
             log.fail(error)
             raise
         finally:
             self.drivers.pop(uid, None)
         self._dropped.pop(uid, None)
-        wake_at = summarise(log.state).wake_at
-        if wake_at is not None and self._engine is not None:
-            self._engine.wake(uid, agent_of(log.state), wake_at)
+        if self._engine is None or self._stopping:
+            return
+        summary = summarise(log.state)
+        if summary.wake_at is not None:
+            self._engine.wake(uid, summary.served_by, summary.wake_at)
+        if is_handed_over:
+            self._engine.submit(uid, summary.served_by)
+        if claim is not None and self._capacity is not None:
+            self._call_next(self._engine, log.state.tenant, summary.agent)
+
+    def _call_next(self, engine: Engine, tenant: str, agent: str) -> None:
+        """One session of a tenant or an agent was let go: one that may have waited for that is tried again."""
+        waiting = [
+            (rank, uid, queue)
+            for uid, (rank, its_tenant, its_agent, queue) in self._refused.items()
+            if its_tenant == tenant or its_agent == agent
+        ]
+        if waiting:
+            _, uid, queue = min(waiting, key=lambda item: item[0])
+            del self._refused[uid]
+            engine.submit(uid, queue)
+
+    def _put_off(self, log: SessionLog) -> None:
+        """Remembers a session that got no claim, perhaps because a cap is reached."""
+        summary = summarise(log.state)
+        rank = self._clock.monotonic() - summary.priority * LEVEL
+        if len(self._refused) >= MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._refused[log.uid] = rank, log.state.tenant, summary.agent, summary.served_by
 
     async def _let_go(self, session: str) -> None:
         """Gives up what we own and cannot read. Whoever appended last has said whether there is work to do."""
@@ -157,10 +215,17 @@ class Duty:
             with suppress(Refused):
                 await self._sessions.request(log, StopRun("cancel", "its parent is gone"))
 
-    async def _drive_on(self, log: SessionLog, heritage: Heritage) -> None:
-        """One driver after the other, as agents hand over, under one claim."""
+    async def _drive_on(self, log: SessionLog, heritage: Heritage) -> bool:
+        """One driver after the other, as agents hand over, under one claim; True if the next one needs its own."""
         is_done = follows = False
         while not is_done and not self._stopping:
+            if follows and self._world.capacity.per_agent is not None:
+                # Another agent has another cap.
+                is_done = await self._store.release(log.uid, epoch=heritage.epoch, head=log.state.seq)
+                await log.refresh()
+                if is_done:
+                    return True
+                continue
             binding = await self._roster.find(agent_of(log.state))
             if binding is None:
                 # Whoever knows that agent picks the session up.
@@ -171,6 +236,7 @@ class Duty:
             driver = self.drivers[log.uid] = Driver(log, binding, self._world, heritage, shared)
             is_done = await driver.run(follows=follows)
             follows, heritage = True, Heritage(heritage.epoch)
+        return False
 
     async def _has_work(self, log: SessionLog) -> bool:
         """Claims are not for free: a submission that came while the session was driven has mostly been served."""
@@ -187,13 +253,14 @@ class Duty:
         now = self._clock.now()
         self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
         self._too_new = {uid: until for uid, until in self._too_new.items() if until > now}
-        known = self.queues if queues is None else queues
+        agents = list(self._roster.bindings)
         # As many more as are left alone, or they would stand in the way of all others.
-        found = list(await self._store.runnable(known, now=now, limit=AT_ONCE + len(self._too_new)))
+        most = AT_ONCE + len(self._too_new)
+        found = list(await self._store.runnable(queues, agents=agents, now=now, limit=most, capacity=self._capacity))
         if queues is None and self._roster.resolves:
-            limit = AT_ONCE + len(self._left_alone) + len(self._too_new)
-            anybody = await self._store.runnable(None, now=now, limit=limit)
+            most += len(self._left_alone)
+            anybody = await self._store.runnable(None, now=now, limit=most, capacity=self._capacity)
             found += [uid for uid in anybody if uid not in self._left_alone]
         self._sessions.watching.look(self._roster.bindings.keys())
-        dropped = [uid for uid, agent in self._dropped.items() if queues is None or agent in queues]
+        dropped = [uid for uid, queue in self._dropped.items() if queues is None or queue in queues]
         return [uid for uid in dict.fromkeys([*found, *dropped]) if uid not in self._too_new]

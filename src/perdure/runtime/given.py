@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.core.errors import UsageError
 from perdure.core.messages import JSON
+from perdure.core.queues import HIGHEST
 from perdure.runtime.media import clean_text
 from perdure.runtime.plain import to_plain
 
@@ -21,6 +22,12 @@ def given_text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{what} is text, not {type(value).__name__}; pass a str.")
     return clean_text(value)
+
+
+def given_priority(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > HIGHEST:
+        raise UsageError(f"priority={value!r}: give a whole number from {-HIGHEST} to {HIGHEST}; 0 is usual.")
+    return value
 
 
 def given_name(value: object, what: str) -> str:

@@ -19,10 +19,12 @@ from perdure.core.events import Event, HistoryCompacted, Origin, SessionOpened
 from perdure.core.fold import fold
 from perdure.core.fork import fork_events
 from perdure.core.messages import JSON
+from perdure.core.queues import queue_of
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunSummary, SessionState, agent_of
 from perdure.core.views import Pending, summarise
 from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow, SharesQuota
+from perdure.runtime.admission import Admission
 from perdure.runtime.agent import Agent, Binding, agents_of, bind, check_data
 from perdure.runtime.desk import Desk
 from perdure.runtime.directives import Fact, in_turn
@@ -69,6 +71,7 @@ class Host:
         self._shared: dict[str, SharedState] = {}
         self._post = world.post = Post(self, world.store, world.clock)
         self.watching = Watching(world, self.load, self.rows, self.submit)
+        self.admission = Admission(world.store, world.clock, world.capacity)
         self.duty = Duty(self, world, engine, self._roster, self._post)
 
     async def start(self) -> None:
@@ -129,6 +132,10 @@ class Host:
             )
         return binding.spec.name
 
+    @property
+    def agents(self) -> Sequence[str]:
+        return list(self._bindings)
+
     def known(self, agent: str) -> Binding | None:
         return self._bindings.get(agent)
 
@@ -154,6 +161,7 @@ class Host:
         tenant: str,
         data: object,
         metadata: dict[str, str],
+        priority: int = 0,
     ) -> SessionLog:
         """Creates the session, or picks it up where it was."""
         binding = await self.named(agent)
@@ -162,22 +170,21 @@ class Host:
             if row is not None:
                 return await self._reopen(binding, row, data)
             try:
-                return await self._create(binding, id, tenant, data, metadata)
+                made = SessionOpened("", id or "", binding.spec.name, tenant, metadata=metadata, priority=priority)
+                return await self._create(binding, made, data)
             except Conflict:
                 if id is None:
                     raise
         raise Conflict(f"Session {id!r} is opened and deleted again and again by others; try later.")
 
-    async def _create(
-        self, binding: Binding, id: str | None, tenant: str, data: object, metadata: dict[str, str]
-    ) -> SessionLog:
+    async def _create(self, binding: Binding, made: SessionOpened, data: object) -> SessionLog:
         uid = token_hex(10)
-        opened = SessionOpened(uid, id or uid, binding.spec.name, tenant, data=given_plain(data), metadata=metadata)
+        opened = replace(made, uid=uid, id=made.id or uid, data=given_plain(data))
         check_data(binding, opened.id, opened.data)
         log = SessionLog(uid, self.world.store, self.world.clock)
         change = Change(log.state)
         change.add((opened,))
-        await log.append(change, opening=Opening(tenant, opened.id, metadata))
+        await log.append(change, opening=Opening(opened.tenant, opened.id, opened.metadata))
         return self.keep(log)
 
     async def _reopen(self, binding: Binding, row: SessionRow, data: object) -> SessionLog:
@@ -199,6 +206,10 @@ class Host:
             # Two callers may load at once; both must hold the same log, or the feed splits.
             log = self._logs.get(uid, log)
         return self.keep(log)
+
+    def known_log(self, uid: str) -> SessionLog | None:
+        """The session's log, if somebody here holds it, as it was seen last."""
+        return self._logs.get(uid)
 
     async def find(self, id: str, tenant: str) -> SessionLog:
         row = await self.world.store.find(tenant, id)
@@ -279,7 +290,7 @@ class Host:
     def submit(self, uid: str) -> None:
         log = self._logs.get(uid)
         if self._engine is not None and log is not None:
-            self._engine.submit(uid, agent_of(log.state))
+            self._engine.submit(uid, queue_of(log.state))
 
     async def shared_by(self, tenant: str) -> SharedState:
         """The keys that the tenant's sessions share; followed from now on, so that others' changes are seen here."""
@@ -324,6 +335,7 @@ class Host:
             data=state.data,
             metadata=labels_of(state.metadata),
             origin=Origin(log.uid, state.seq),
+            priority=state.priority,
         )
         change = Change(state)
         change.add(fork_events(state, opened))

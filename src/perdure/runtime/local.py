@@ -19,7 +19,7 @@ _logger = logging.getLogger("perdure")
 class LocalEngine:
     """Several processes with one each may share a store: whoever claims a session first drives it.
 
-    `queues`: only sessions of these agents are driven here; None, of all that are known.
+    `queues`: only these are served here; None, those of all agents that are known, and of their tools.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LocalEngine:
 
     async def start(self, work: Work) -> None:
         self._work = work
-        self._units = Units(self._clock, work.drive, self.concurrency)
+        self._units = Units(self._clock, work.drive, self.concurrency, work.priority)
         await self._sweep()
         self._schedule()
 
@@ -84,8 +84,6 @@ class LocalEngine:
         work, units = self._work, self._units
         assert work is not None
         assert units is not None
-        if units.is_full:
-            return  # others may have room for what waits
         try:
             found = await work.sweep(self.queues)
         except StoreError as error:
@@ -95,3 +93,4 @@ class LocalEngine:
             for session in found:
                 if not units.is_resting(session):
                     units.begin(session)
+            units.order(found)

@@ -291,4 +291,5 @@ def _checked(desk: Desk, action: CheckCall, case: Case, judgement: Judgement) ->
         snapshot=prepared.snapshot if prepared else None,
         revision=prepared.revision if prepared else "",
         valid_until=prepared.valid_until if prepared else None,
+        queue=spec.queue,
     )

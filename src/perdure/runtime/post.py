@@ -75,7 +75,8 @@ class Post:
 
     async def _open(self, parent: SessionState, birth: Birth, id: str, command: SendInput) -> None:
         metadata = family_of(parent.uid, parent.metadata)
-        opened = SessionOpened(birth.uid, id, birth.agent, parent.tenant, parent.data, metadata, birth.origin)
+        family = (parent.tenant, parent.data, metadata, birth.origin, parent.priority)
+        opened = SessionOpened(birth.uid, id, birth.agent, *family)
         self._sessions.check_data(birth.agent, id, parent.data)
         log = SessionLog(birth.uid, self._store, self._clock)
         change = Change(log.state)

@@ -32,7 +32,7 @@ from perdure.runtime import family, travel, triggers
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.compaction import Compacted, compacted_of
 from perdure.runtime.family_stream import follow_family
-from perdure.runtime.given import given_plain, given_text
+from perdure.runtime.given import given_plain, given_priority, given_text
 from perdure.runtime.host import Host
 from perdure.runtime.inbox import Waiting, edit_input, retract_input, waiting_in
 from perdure.runtime.living import is_idle, turns_of, wait_idle, wait_wakeup
@@ -137,6 +137,7 @@ class Session(Generic[OutputT]):
         if tools:
             overrides = replace(overrides, tools=self._host.declare(chosen, tools))
         parts, artifacts = to_parts(input)
+        await self._host.admission.check(self._log, key)
         for digest, data in artifacts.items():
             await self._host.world.store.save_artifact(self.uid, digest, data)
         digest = digest_of(encode_json(parts)) if key is not None else ""
@@ -185,6 +186,7 @@ class Session(Generic[OutputT]):
             first = state.run.inputs[0] if state.run else due
             return Run(self._host, self._log, first)
         before = state.seq
+        await self._host.admission.check(self._log, None)
         command = ContinueRun(self._overrides(model, limits, settings, None))
         events = await self._host.request(self._log, command)
         number = next(event.input for event in events if isinstance(event, InputAccepted))
@@ -323,6 +325,10 @@ class Session(Generic[OutputT]):
     async def set_agent(self, agent: Agent[Any] | str) -> None:
         """From the next turn on this agent goes on, with the whole history."""
         await travel.set_agent(self._log, await self._host.choose(self._log, agent))
+
+    async def set_priority(self, priority: int) -> None:
+        """Where there is no room for all sessions, those of a higher priority come first; 0 is usual."""
+        await travel.set_priority(self._log, given_priority(priority))
 
     async def set_trigger(
         self,

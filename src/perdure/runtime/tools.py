@@ -83,6 +83,7 @@ class ToolOptions(TypedDict, total=False):
     sequential: waits for the calls before it
     on_unknown: after a crash "ask" a person or "tell" the model
     key: a function of the same arguments whose str replaces the idempotency key
+    queue: only workers that serve this queue run it, where workers were told which to serve
     """
 
     effect: Effect
@@ -101,6 +102,7 @@ class ToolOptions(TypedDict, total=False):
     hidden: bool
     deferred: bool
     when: Condition | None
+    queue: str
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -132,6 +134,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
     hidden: bool = False
     deferred: bool = False
     when: Condition | None = None
+    queue: str = ""
     enclosing: Mapping[str, Any] = {}
     sub_agent: SubAgent | None = None
 
@@ -268,6 +271,7 @@ class Tool(msgspec.Struct, Generic[P, R], frozen=True, eq=False, dict=True, kw_o
             background=self.background,
             hidden=self.hidden,
             deferred=self.deferred,
+            queue=self.queue,
         )
         given = self.on_expiry[1] if isinstance(self.on_expiry, tuple) else None
         if spec.response is not None and given is not None and (wrong := misfit(spec.response, given)):
@@ -388,6 +392,7 @@ def _check(made: Tool[..., Any]) -> None:
         raise UsageError(f"{label}: kind={made.kind!r} is none; take one of {', '.join(get_args(ToolKind))}.")
     if made.kind == "agent" and made.sub_agent is None:
         raise UsageError(f"{label}: kind='agent' is for agents; write agent.as_tool(…).")
+    _check_queue(made, label)
     if made.retries < 0 or (made.retries and made.effect not in ("read", "idempotent")):
         raise UsageError(f"{label}: retries={made.retries}; only what is read or idempotent may be tried again.")
     is_answer = isinstance(made.on_expiry, tuple) and len(made.on_expiry) == 2 and made.on_expiry[0] == "answer"
@@ -398,6 +403,13 @@ def _check(made: Tool[..., Any]) -> None:
     target = underlying(made.function)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise UsageError(f"{label}: it is a generator; return one result and report on the way with ctx.progress().")
+
+
+def _check_queue(made: Tool[..., Any], label: str) -> None:
+    if not isinstance(made.queue, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code
+        raise UsageError(f"{label}: queue={made.queue!r}; give the name of a queue.")
+    if made.queue and made.kind != "function":
+        raise UsageError(f"{label}: queue={made.queue!r}, but nothing of it runs here; queues are for functions.")
 
 
 def _is_positive(seconds: object) -> bool:

@@ -111,6 +111,11 @@ async def rename(log: SessionLog, title: str) -> None:
     await _propose(log, lambda state: accept(state, ChangeSettings(state.model, state.settings, title)))
 
 
+async def set_priority(log: SessionLog, priority: int) -> None:
+    """What comes first where there is no room for all; everything else stays as it is."""
+    await _propose(log, lambda state: accept(state, ChangeSettings(state.model, state.settings, priority=priority)))
+
+
 async def set_agent(log: SessionLog, agent: str) -> None:
     """Whose the session is from now on; its model and its title stay as they are."""
     await _propose(log, lambda state: accept(state, ChangeSettings(state.model, state.settings, agent=agent)))

@@ -1,17 +1,18 @@
 """Units: the sessions that one process drives now. One task for each; what is asked meanwhile is looked at once more.
 
 Rule 1: a unit that fails harms no other, and rests for a while, longer each time, unless it is asked for. Rule 2: no
-more units at once than agreed; the others wait in their order.
+more units at once than agreed; of the others, who has waited longest comes first, where priority counts as waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from perdure.core.errors import StoreError
+from perdure.core.queues import LEVEL
 from perdure.ports import Clock, Timer
 
 HORIZON = 60.0
@@ -24,12 +25,20 @@ _logger = logging.getLogger("perdure")
 
 
 class Units:
-    """`concurrency`: at most so many sessions at once; None, as many as there are."""
+    """`concurrency`: at most so many sessions at once; None, as many as there are. `priority`: that of a session."""
 
-    def __init__(self, clock: Clock, drive: Callable[[str], Awaitable[None]], concurrency: int | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        drive: Callable[[str], Awaitable[None]],
+        concurrency: int | None = None,
+        priority: Callable[[str], int] = lambda session: 0,
+    ) -> None:
         self._clock = clock
         self._drive = drive
         self._concurrency = concurrency
+        self._priority = priority
+        self._ranks: dict[str, tuple[int, float]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._waiting: dict[str, asyncio.Future[None]] = {}
@@ -63,6 +72,7 @@ class Units:
                 left.set_result(None)
             else:
                 self._waiting[session] = left
+                self._ranks[session] = 1, self._clock.monotonic() - LEVEL * self._priority(session)
             return left
         return self._start(session)
 
@@ -71,6 +81,18 @@ class Units:
         is_known = session in self._tasks or session in self._waiting or self.is_resting(session)
         if not is_known and (most is None or len(self._tasks) < most):
             self.begin(session)
+
+    def order(self, sessions: Sequence[str]) -> None:
+        """Those that wait begin in this order, before those that came since; who was in the last one and is not in this
+        one has been taken by others, or will be found again.
+        """
+        wanted = dict(zip(sessions, range(len(sessions)), strict=True))
+        for session, (came_since, _) in list(self._ranks.items()):
+            if session in wanted:
+                self._ranks[session] = 0, wanted[session]
+            elif not came_since:
+                del self._ranks[session]
+                self._waiting.pop(session).cancel()
 
     def begin_at(self, at: float, session: str, begin: Callable[[], object]) -> None:
         """Calls `begin` at this time, unless the session is begun before."""
@@ -83,6 +105,7 @@ class Units:
     def cancel(self, session: str) -> None:
         if (alarm := self._alarms.pop(session, None)) is not None:
             alarm.cancel()
+        self._ranks.pop(session, None)
         if (waiting := self._waiting.pop(session, None)) is not None:
             waiting.cancel()
         if (task := self._tasks.get(session)) is not None:
@@ -97,6 +120,7 @@ class Units:
             waiting.cancel()
         self._alarms.clear()
         self._waiting.clear()
+        self._ranks.clear()
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace)
@@ -134,8 +158,9 @@ class Units:
 
     def _start_next(self) -> None:
         while self._waiting and not (self.is_full or self._closed):
-            session = next(iter(self._waiting))
+            session = min(self._waiting, key=self._ranks.__getitem__)
             waiting = self._waiting.pop(session)
+            del self._ranks[session]
             task = self._start(session)
             task.add_done_callback(lambda _, waiting=waiting: None if waiting.done() else waiting.set_result(None))
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.core.actions import Action
+from perdure.core.capacity import Capacity
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.events import Event
 from perdure.core.messages import JSON
+from perdure.core.queues import queue_for
+from perdure.core.state import SessionState
 from perdure.ports import Clock, Connected, Model, Store
 from perdure.runtime.agent import Binding
 from perdure.runtime.drafts import DraftTimer
@@ -21,6 +24,7 @@ from perdure.runtime.schema import Codec
 from perdure.runtime.threads import DaemonThreads
 
 KEPT_MODELS = 1000
+NO_BOUNDS = Capacity()
 
 
 async def _nobody(name: str) -> Binding | None:
@@ -33,7 +37,8 @@ class World:
 
     `stand_in` may answer an action in the place of whoever would perform it: a replay asks nobody.
     `scratch` holds, by tenant, the shared state keys that are not persistent. By `post` sessions reach each other,
-    `agents` finds an agent by its name.
+    `agents` finds an agent by its name. `serves` says which queues this process serves; without it, all.
+    `capacity` bounds what is driven, and what may wait.
     """
 
     store: Store
@@ -52,12 +57,21 @@ class World:
     agents: Callable[[str], Awaitable[Binding | None]] = _nobody
     stand_in: Callable[[Any, Action], Awaitable[Event | None]] | None = None
     post: Mail | None = None
+    serves: Callable[[str], bool] | None = None
+    capacity: Capacity = NO_BOUNDS
     gates: Gates = field(init=False)
     drafts: DraftTimer = field(init=False)
 
     def __post_init__(self) -> None:
         self.gates = Gates(self.clock)
         self.drafts = DraftTimer(self.clock)
+
+    def may_do(self, state: SessionState, action: Action) -> bool:
+        """Whether this process serves the queue of the work; what it does not serve, others find."""
+        if self.serves is None:
+            return True
+        queue = queue_for(state, action)
+        return queue is None or self.serves(queue)
 
     def model(self, name: str) -> Model:
         if name not in self.models:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from perdure.core.capacity import Capacity
 from perdure.core.codec import decode_event
 from perdure.core.messages import JSON
 from perdure.core.views import Summary
 from perdure.ports import Batch, Claim, Opening, Record, SessionPage, SessionQuery, SessionRow, Worker
 from perdure.stores import terms
+from perdure.stores.shares import Shares, in_turn
 
 Line = tuple[int, int, bytes]
 """A record as it is kept: time in microseconds, run, payload."""
@@ -244,12 +246,16 @@ class MemoryStore:
         held = Counter(log.owner for log in self._logs.values())
         return [Worker(owner, held[owner], self._about.get(owner, {})) for owner in sorted(self._owners)]
 
-    async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
+    async def claim(
+        self, session: str, owner: str, *, force: bool = False, capacity: Capacity | None = None
+    ) -> Claim | None:
         self._check_use()
         if owner not in self._owners:
             raise terms.not_joined(owner)
         log = self._log(session)
         if not force and log.owner != owner and log.owner in self._owners:
+            return None
+        if capacity and capacity.caps and not self._shares(capacity, log).admits(log.opening.tenant, log.summary.agent):
             return None
         heir_of = None if log.owner == owner or log.owner in self._owners else log.owner
         log.epoch += 1
@@ -266,21 +272,44 @@ class MemoryStore:
         log.owner = None
         return True
 
-    async def runnable(self, agents: Sequence[str] | None, *, now: float, limit: int = 100) -> Sequence[str]:
+    def _shares(self, capacity: Capacity, but: _Log | None = None) -> Shares:
+        driven = [log for log in self._logs.values() if log is not but and log.owner in self._owners]
+        return Shares(capacity, [(log.opening.tenant, log.summary.agent, 1) for log in driven])
+
+    async def runnable(
+        self,
+        queues: Sequence[str] | None,
+        *,
+        agents: Sequence[str] | None = None,
+        now: float,
+        limit: int = 100,
+        capacity: Capacity | None = None,
+    ) -> Sequence[str]:
         self._check_use()
-        due = terms.micros(now)
-        for agent in agents or ():
-            terms.check_text(agent)
+        for name in (*(queues or ()), *(agents or ())):
+            terms.check_text(name)
         ready = [
             log
-            for log in self._logs.values()
-            if log.wake is not None
-            and log.wake <= due
-            and log.owner not in self._owners
-            and (agents is None or log.summary.agent in agents)
+            for log in self._waiting(now)
+            if (queues is None or log.summary.served_by in queues) and (agents is None or log.summary.agent in agents)
         ]
-        ready.sort(key=lambda log: (log.wake or log.updated, log.no))
-        return [log.uid for log in ready[: max(limit, 0)]]
+        ready.sort(key=lambda log: ((log.wake or log.updated) - log.summary.priority * terms.LEVEL_MICROS, log.no))
+        if capacity is None or not capacity.caps:
+            return [log.uid for log in ready[: max(limit, 0)]]
+        shares = self._shares(capacity)
+        named = [(log.uid, log.opening.tenant, log.summary.agent) for log in ready]
+        return shares.trim(in_turn([row for row in named if shares.admits(row[1], row[2])], max(limit, 0)))
+
+    async def count_waiting(self, tenant: str | None, *, now: float, limit: int) -> int:
+        self._check_use()
+        terms.check_text(tenant or "")
+        found = [log for log in self._waiting(now) if tenant is None or log.opening.tenant == tenant]
+        return min(len(found), max(limit, 0))
+
+    def _waiting(self, now: float) -> list[_Log]:
+        due = terms.micros(now)
+        ready = [log for log in self._logs.values() if log.wake is not None and log.wake <= due]
+        return [log for log in ready if log.owner not in self._owners]
 
     # Slots beside the log
 

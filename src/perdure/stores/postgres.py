@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.core.capacity import Capacity
 from perdure.core.codec import decode_event
 from perdure.core.errors import StoreError, UsageError
 from perdure.core.messages import JSON
@@ -30,10 +31,11 @@ from perdure.stores.postgres_owners import Owners
 from perdure.stores.postgres_quotas import HeardQuota, Quotas
 from perdure.stores.postgres_transaction import PostgresTransaction
 from perdure.stores.postgres_watch import Watch
+from perdure.stores.postgres_work import CLAIM_WITHIN, LIVING, Due, cap_values, count_waiting, runnable
 
 _OPEN = (
     "SELECT @schema.open_session($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,"
-    " $20, $21)"
+    " $20, $21, $22, $23)"
 )
 _COLUMNS = (
     "SELECT no, uid, tenant, id, agent, status, head, epoch, owner, metadata, created_at, updated_at, summary"
@@ -42,12 +44,9 @@ _COLUMNS = (
 KEPT_FREE = 2
 """So many connections are never held by tools in transactions."""
 
-_LIVING = "EXISTS (SELECT FROM @schema.owners o WHERE o.owner = s.owner AND o.beat_at > now() - {}::interval)"
-
-
 _CLAIM = (
     "WITH found AS (SELECT no, owner AS last, owner <> $2 AND NOT "
-    + _LIVING.format("$4")
+    + LIVING.format("$4")
     + " AS died FROM @schema.sessions s WHERE uid_key = $1 AND NOT deleted FOR UPDATE)"
     " UPDATE @schema.sessions s SET epoch = epoch + 1, owner = $2 FROM found WHERE s.no = found.no"
     " AND ($3 OR last IS NULL OR last = $2 OR died) RETURNING epoch, head, CASE WHEN died THEN last END AS last"
@@ -349,19 +348,18 @@ class PostgresStore:
     async def workers(self) -> Sequence[Worker]:
         return await self._use().owners.workers()
 
-    async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
+    async def claim(
+        self, session: str, owner: str, *, force: bool = False, capacity: Capacity | None = None
+    ) -> Claim | None:
         owners = self._use().owners
         if owner not in owners:
             raise terms.not_joined(owner)
         self._check(session)
-        row = await self._ask(
-            "fetchrow",
-            _CLAIM,
-            key(session),
-            kept(owner),
-            force,
-            owners.dead_after,
-        )
+        name, me = key(session), kept(owner)
+        if capacity and capacity.caps and not force:
+            row = await self._ask("fetchrow", CLAIM_WITHIN, name, me, owners.dead_after, *cap_values(capacity))
+        else:
+            row = await self._ask("fetchrow", _CLAIM, name, me, force, owners.dead_after)
         if row is not None:
             return Claim(row["epoch"], row["head"], None if row["last"] is None else meant(row["last"]))
         await self._require(session)
@@ -389,21 +387,23 @@ class PostgresStore:
             raise terms.unknown(session)
         return epoch
 
-    async def runnable(self, agents: Sequence[str] | None, *, now: float, limit: int = 100) -> Sequence[str]:
-        owners = self._use().owners
-        self._check(*(agents or ()))
-        rows = await self._ask(
-            "fetch",
-            "SELECT uid FROM @schema.sessions s WHERE wake IS NOT NULL AND wake <= $1"
-            " AND ($2::text[] IS NULL OR agent = ANY($2))"
-            f" AND (owner IS NULL OR NOT {_LIVING.format('$3')})"
-            " ORDER BY CASE wake WHEN 0 THEN updated_at ELSE wake END, no LIMIT $4",
-            terms.micros(now),
-            None if agents is None else [kept(agent) for agent in agents],
-            owners.dead_after,
-            max(limit, 0),
-        )
-        return [meant(row["uid"]) for row in rows]
+    async def runnable(
+        self,
+        queues: Sequence[str] | None,
+        *,
+        agents: Sequence[str] | None = None,
+        now: float,
+        limit: int = 100,
+        capacity: Capacity | None = None,
+    ) -> Sequence[str]:
+        self._check(*(queues or ()), *(agents or ()))
+        due = Due(terms.micros(now), self._use().owners.dead_after, queues, agents)
+        return await runnable(self._ask, due, limit, capacity)
+
+    async def count_waiting(self, tenant: str | None, *, now: float, limit: int) -> int:
+        self._check(tenant or "")
+        due = Due(terms.micros(now), self._use().owners.dead_after)
+        return await count_waiting(self._ask, due, tenant, limit)
 
     # Slots beside the log
 

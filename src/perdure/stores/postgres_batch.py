@@ -12,7 +12,7 @@ from perdure.stores.postgres_names import kept, key
 
 
 def append_values(batch: Batch, times: Sequence[int]) -> tuple[object, ...]:
-    return (*_facts(batch, times, batch.epoch), batch.drops_draft)
+    return (*_facts(batch, times, batch.epoch), batch.drops_draft, *_place(batch))
 
 
 def _facts(batch: Batch, times: Sequence[int], epoch: int | None) -> tuple[object, ...]:
@@ -48,7 +48,12 @@ def opening_values(batch: Batch, times: Sequence[int]) -> tuple[object, ...]:
         encode_json(opening.metadata),
         [key(name, value) for name, value in opening.metadata.items()],
         None if opening.base is None else key(opening.base),
+        *_place(batch),
     )
+
+
+def _place(batch: Batch) -> tuple[object, ...]:
+    return (kept(batch.summary.queue) or None, batch.summary.priority)
 
 
 def refusal(batch: Batch, said: str) -> PerdureError:

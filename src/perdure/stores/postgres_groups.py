@@ -19,7 +19,7 @@ LANES = 2
 MOST = 16
 MOST_BYTES = 1_000_000
 
-PARAMETERS = 16
+PARAMETERS = 18
 _KEY, _PAYLOADS = 0, 7
 
 Values: TypeAlias = tuple[Any, ...]

@@ -14,10 +14,11 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from perdure.core.capacity import Capacity
 from perdure.core.errors import UsageError
 from perdure.core.messages import JSON
 from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow, Worker
-from perdure.stores import sqlite_reads, sqlite_writes, terms
+from perdure.stores import sqlite_reads, sqlite_work, sqlite_writes, terms
 from perdure.stores.sqlite_file import Connection, SqliteFile
 from perdure.stores.sqlite_owners import Owners
 from perdure.stores.sqlite_readers import Readers
@@ -162,21 +163,34 @@ class SqliteStore:
     async def workers(self) -> Sequence[Worker]:
         return await self._ask(partial(sqlite_reads.workers, owners=self._use().owners))
 
-    async def claim(self, session: str, owner: str, *, force: bool = False) -> Claim | None:
+    async def claim(
+        self, session: str, owner: str, *, force: bool = False, capacity: Capacity | None = None
+    ) -> Claim | None:
         owners = self._use().owners
         if owner not in owners:
             raise terms.not_joined(owner)
         claim = partial(sqlite_writes.claim, owners=owners, session=session, owner=owner, force=force)
-        return await self._write(claim)
+        return await self._write(partial(claim, capacity=capacity if capacity and capacity.caps else None))
 
     async def release(self, session: str, *, epoch: int, head: int) -> bool:
         return await self._write(partial(sqlite_writes.release, session=session, epoch=epoch, head=head))
 
-    async def runnable(self, agents: Sequence[str] | None, *, now: float, limit: int = 100) -> Sequence[str]:
-        owners = self._use().owners
-        due = terms.micros(now)
-        ready = partial(sqlite_reads.runnable, owners=owners, agents=agents, now=due, limit=max(limit, 0))
-        return await self._ask(ready)
+    async def runnable(
+        self,
+        queues: Sequence[str] | None,
+        *,
+        agents: Sequence[str] | None = None,
+        now: float,
+        limit: int = 100,
+        capacity: Capacity | None = None,
+    ) -> Sequence[str]:
+        due = sqlite_work.Due(terms.micros(now), self._use().owners, queues, agents)
+        bounded = capacity if capacity and capacity.caps else None
+        return await self._ask(partial(sqlite_work.runnable, due=due, limit=max(limit, 0), capacity=bounded))
+
+    async def count_waiting(self, tenant: str | None, *, now: float, limit: int) -> int:
+        due = sqlite_work.Due(terms.micros(now), self._use().owners)
+        return await self._ask(partial(sqlite_work.count_waiting, due=due, tenant=tenant, limit=max(limit, 0)))
 
     # Slots beside the log
 

@@ -25,13 +25,13 @@ _ADVANCE = (
 )
 _ADVANCE_SUMMARY = (
     "UPDATE sessions SET head = ?, updated_at = ?,"
-    " agent = ?, status = ?, wake = ?, pending = ?, triggers = ?, watches = ?, summary = ?"
+    " agent = ?, status = ?, wake = ?, pending = ?, triggers = ?, watches = ?, queue = ?, priority = ?, summary = ?"
     " WHERE no = ? AND head = ? AND epoch = ifnull(?, epoch) AND deleted = 0"
 )
 _INSERT_SESSION = (
     "INSERT INTO sessions (uid, tenant, id, epoch, head, base, base_seq, created_at, updated_at,"
-    " agent, status, wake, pending, triggers, watches, summary, metadata)"
-    f" VALUES ({', '.join('?' * 17)})"
+    " agent, status, wake, pending, triggers, watches, queue, priority, summary, metadata)"
+    f" VALUES ({', '.join('?' * 19)})"
 )
 _INSERT_RECORD = "INSERT INTO records (no, seq, at, run, digest, payload) VALUES (?, ?, ?, ?, ?, ?)"
 
@@ -151,7 +151,8 @@ class Appends:
 
 def _columns(summary: Summary) -> tuple[str | int | bytes | None, ...]:
     counts = (len(summary.pending) or None, summary.triggers or None, summary.watches or None)
-    return summary.agent, summary.status, terms.wake_of(summary), *counts, terms.encode_summary(summary)
+    place = (summary.queue or None, summary.priority)
+    return summary.agent, summary.status, terms.wake_of(summary), *counts, *place, terms.encode_summary(summary)
 
 
 def _rows(batch: Batch, no: int, times: list[int]) -> list[Row]:

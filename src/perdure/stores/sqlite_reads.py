@@ -106,20 +106,6 @@ def _records(connection: Connection, session: str, place: tuple[int, str], after
     raise StoreError(f"Record {expected} of session {uid!r} is damaged; restore the store from a backup.")
 
 
-def runnable(
-    connection: Connection, owners: Owners, agents: Sequence[str] | None, now: int, limit: int
-) -> Sequence[str]:
-    living = list(owners.living())
-    whose = "" if agents is None else f" AND agent IN ({_marks(agents)})"
-    rows = connection.execute(
-        "SELECT uid FROM sessions WHERE wake IS NOT NULL AND wake <= ?"
-        f"{whose} AND (owner IS NULL OR owner NOT IN ({_marks(living)}))"
-        " ORDER BY CASE wake WHEN 0 THEN updated_at ELSE wake END, no LIMIT ?",
-        (now, *(agents or ()), *living, limit),
-    )
-    return [uid for (uid,) in rows.fetchall()]
-
-
 def load_artifact(connection: Connection, session: str, name: str) -> bytes:
     data = connection.execute(
         f"{_CHAIN} SELECT data FROM chain JOIN artifacts USING (no) WHERE digest = ? ORDER BY depth LIMIT 1",
@@ -158,7 +144,3 @@ def _session_row(row: tuple[Any, ...]) -> SessionRow:
         updated_at / 1_000_000,
         terms.decode_summary(summary),
     )
-
-
-def _marks(values: Sequence[str]) -> str:
-    return ", ".join("?" * len(values))

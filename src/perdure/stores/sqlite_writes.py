@@ -8,18 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from perdure.core.capacity import Capacity
 from perdure.ports import Claim
 from perdure.stores import terms
 from perdure.stores.sqlite_file import Connection
 from perdure.stores.sqlite_owners import Owners
+from perdure.stores.sqlite_work import shares_of
 
 Write = Callable[[Connection], object]
 
 
-def claim(connection: Connection, owners: Owners, session: str, owner: str, force: bool) -> Claim | None:
-    no, head, epoch, present = _row(connection, session, "no, head, epoch, owner")
+def claim(
+    connection: Connection, owners: Owners, session: str, owner: str, force: bool, capacity: Capacity | None
+) -> Claim | None:
+    no, head, epoch, present, tenant, agent = _row(connection, session, "no, head, epoch, owner, tenant, agent")
     living = present == owner or owners.is_living(present)
     if not force and present != owner and living:
+        return None
+    if capacity is not None and not shares_of(connection, owners, capacity, but=no).admits(tenant, agent):
         return None
     connection.execute("UPDATE sessions SET epoch = ?, owner = ? WHERE no = ?", (epoch + 1, owner, no))
     return Claim(epoch + 1, head, None if living else present)

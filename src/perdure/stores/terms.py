@@ -14,12 +14,14 @@ import msgspec
 from perdure.core.codec import encode_json
 from perdure.core.errors import Conflict, NotFound, Refused, StaleEpoch, UsageError
 from perdure.core.messages import JSON
+from perdure.core.queues import LEVEL
 from perdure.core.views import Summary
 from perdure.ports import Batch, SessionQuery
 
 _summary_decoder = msgspec.json.Decoder(Summary)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
 _about_decoder = msgspec.json.Decoder(dict[str, JSON])
+LEVEL_MICROS = round(LEVEL * 1_000_000)
 _FARTHEST = 9e12  # seconds; as microseconds it still fits 64 bits
 
 
@@ -29,6 +31,7 @@ def checked(batch: Batch) -> None:
         raise UsageError(f"The append to session {batch.session!r} is empty; give it at least one entry.")
     check_text(batch.session)
     check_text(batch.summary.agent)
+    check_text(batch.summary.queue)
     opening = batch.opening
     if opening is None:
         return

@@ -40,6 +40,7 @@ class Sheet:
         self.most: Counter[str] = Counter()
         self.gates: dict[str, asyncio.Event] = {}
         self.fails: set[str] = set()
+        self.priorities: Counter[str] = Counter()
 
     async def drive(self, session: str) -> None:
         self.began[session] += 1
@@ -58,6 +59,9 @@ class Sheet:
 
     async def sweep(self, queues: Sequence[str] | None) -> Sequence[str]:
         return sorted(self.due) if queues is None or set(queues) & set(self.queues) else ()
+
+    def priority(self, session: str) -> int:
+        return self.priorities[session]
 
     def watch(self, notify: Callable[[], None]) -> Callable[[], None]:
         return lambda: None

@@ -10,6 +10,7 @@ import msgspec
 
 from perdure.testing import store_log_checks as logs
 from perdure.testing import store_session_checks as sessions
+from perdure.testing import store_work_checks as work
 from perdure.testing.store_samples import Beside, Check, MakeStore
 
 CHECKS: dict[str, Check] = {
@@ -26,6 +27,11 @@ CHECKS: dict[str, Check] = {
     "claim_and_release": sessions.check_claim_and_release,
     "heirs": sessions.check_heirs,
     "runnable": sessions.check_runnable,
+    "queues": work.check_queues,
+    "priorities": work.check_priorities,
+    "caps": work.check_caps,
+    "fair_lists": work.check_fair_lists,
+    "waiting": work.check_waiting,
     "list": sessions.check_list,
     "triggers": sessions.check_triggers,
     "hostile_names": sessions.check_hostile_names,
