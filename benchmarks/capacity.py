@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from secrets import token_hex
+from secrets import token_hex, token_urlsafe
 from traceback import print_exc
 from typing import Any
 
@@ -37,7 +37,8 @@ class Paced:
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta | ModelResponse]:
         done = sum(isinstance(message, ToolMessage) for message in request.messages)
         if done < self.turns:
-            words = f"{done} {'x' * (self.size // 2)}"
+            # Text that cannot be compressed: half of it in the call, half of it in the result.
+            words = f"{done} {token_urlsafe(self.size * 3 // 8)}"
             yield ModelResponse((ToolCall(0, self.tool, f'{{"text":"{words}"}}', id=f"c{done}"),))
             return
         self.holding += 1
@@ -124,12 +125,14 @@ async def waiting(url: str, schema: str) -> str:
             session = await asking.open(agent, id=f"s{number}")
             assert (await session.run("go")).reason == "waiting"
 
-        for first in range(0, WAITING, 200):
+        grown: list[str] = []
+        for first in range(0, 2 * WAITING, 200):
             await asyncio.gather(*(send(first + number) for number in range(200)))
-        gc.collect()
-        after = resident_mb()
+            if (first + 200) % WAITING == 0:
+                gc.collect()
+                grown.append(f"{resident_mb() - before:.1f} MB more after {first + 200:,}")
         del runtime
-    return f"{WAITING:,} sessions that wait: {(after - before) / WAITING * 1e3:.1f} KB each in who drove and sent them"
+    return f"sessions that wait, in who drove and sent them: {', '.join(grown)}"
 
 
 async def disk(url: str, schema: str, size: int) -> str:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -37,8 +38,9 @@ async def work(url: str, schema: str, worker: int, times: int) -> None:
         opened = [await runtime.open(agent, id=agent.name) for agent in agents]
         await asyncio.gather(*(session.run("warm up") for session in opened))
         began = time.monotonic()
+        cpu = time.process_time()
         results = await asyncio.gather(*(session.run("go") for session in opened))
-        os.write(times, f"{began} {time.monotonic()}\n".encode())
+        os.write(times, f"{began} {time.monotonic()} {time.process_time() - cpu}\n".encode())
         assert all(result.turns == TURNS for result in results)
 
 
@@ -93,17 +95,36 @@ def fork(work: Callable[[], Coroutine[Any, Any, None]]) -> int:
     return pid
 
 
-def main(url: str) -> None:
+def server_seconds(folder: str) -> float:
+    """CPU of a server on this machine, with all its processes, those that have ended included."""
+    pid = Path(folder, "postmaster.pid").read_text().split()[0]
+    living = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(_spent(one) for one in living) + _spent(pid, with_children=True)
+
+
+def _spent(pid: str, *, with_children: bool = False) -> float:
+    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+    return sum(map(int, numbers if with_children else numbers[:2])) / os.sysconf("SC_CLK_TCK")
+
+
+def main(url: str, folder: str = "") -> None:
     schema = f"bench_{token_hex(4)}"
     asyncio.run(measure("postgres", store(url, f"{schema}_1"), 1, 1_000))
     asyncio.run(measure("postgres", store(url, f"{schema}_2"), 10, 200))
     reader, writer = os.pipe()
+    before = server_seconds(folder) if folder else 0.0
     for pid in [fork(lambda worker=worker: work(url, schema, worker, writer)) for worker in range(WORKERS)]:
         os.waitpid(pid, 0)
     times = [[float(number) for number in line.split()] for line in os.read(reader, 1 << 16).splitlines()]
-    seconds = max(end for _, end in times) - min(began for began, _ in times)
+    seconds = max(end for _, end, _ in times) - min(began for began, *_ in times)
     turns = WORKERS * SESSIONS * TURNS
-    print(f"{turns:,} durable turns of {WORKERS} processes in {seconds:.2f} s: {turns / seconds:,.0f} a second")
+    print(
+        f"{turns:,} durable turns of {WORKERS} processes in {seconds:.2f} s: {turns / seconds:,.0f} a second,", end=" "
+    )
+    # The server has done the warming up as well.
+    theirs = (server_seconds(folder) - before) / 2 if folder else 0.0
+    ours = sum(cpu for *_, cpu in times)
+    print(f"{ours / turns * 1e3:.2f} ms CPU each in the workers, {theirs / turns * 1e3:.2f} in PostgreSQL")
     reader, writer = os.pipe()
     speaker = fork(lambda: speak(url, schema, reader))
     ages = asyncio.run(listen(url, schema))
@@ -120,4 +141,5 @@ if __name__ == "__main__":
     else:
         from tests.postgres import start_postgres
 
-        main(start_postgres(f"bench-{os.getpid()}"))
+        started = start_postgres(f"bench-{os.getpid()}")
+        main(started, started.partition("host=")[2])

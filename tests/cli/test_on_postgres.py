@@ -60,13 +60,13 @@ def test_the_address_may_be_in_the_environment(perdure: Command, address: str) -
 def test_the_doctor_looks_at_the_server(perdure: Command, address: str) -> None:
     shown = perdure("doctor", "--store", address)
     in_order(
-        shown, "✓ PostgreSQL ", "✓ LISTEN works", "an append takes ", " ms", "0 workers living", ":…@", "0 sessions"
+        shown, "✓ PostgreSQL ", "✓ LISTEN works", "a commit takes ", " ms", "0 workers living", ":…@", "0 sessions"
     )
     assert "There are no sessions" in perdure("sessions", "list", "--store", address)
     shown = perdure("doctor", "--store", f"{address}&pooled=true")
     in_order(shown, "• LISTEN is not used", "direct=postgresql://…")
     shown = perdure("doctor", "--store", f"{address}&direct=postgresql://postgres:{SECRET}@localhost:1/x", code=1)
-    in_order(shown, "✗ LISTEN does not work", "an append takes")
+    in_order(shown, "✗ LISTEN does not work", "a commit takes")
     assert SECRET not in shown
     shown = perdure("doctor", "--store", address.replace("/postgres?", "/nothing?"), code=1)
     in_order(shown, "✗ the store cannot be opened", 'database "nothing" does not exist', "mend the store's address")
