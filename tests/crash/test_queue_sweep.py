@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from perdure import Agent, Runtime, ToolContext, tool
 from perdure.capacity import Capacity
 from perdure.core.transcript import unpaired
@@ -60,9 +62,9 @@ async def scenario(store: Store) -> None:
         assert (await session.run("go", key="go")).output == "Done."
 
 
-async def test_every_crash_leaves_each_call_in_its_place(record_property: Any) -> None:
+async def sweep(**options: Any) -> int:
     crashes = 0
-    async for crash in crash_sweep(scenario, open_store=lambda folder: SqliteStore(folder / "x.db")):
+    async for crash in crash_sweep(scenario, open_store=lambda folder: SqliteStore(folder / "x.db"), **options):
         crashes += 1
         lines = [line.split() for line in (crash.folder / "ledger.txt").read_text().splitlines()]
         assert all((place == "gpu") == (name in GPU) for place, name, _ in lines), crash.name
@@ -75,5 +77,16 @@ async def test_every_crash_leaves_each_call_in_its_place(record_property: Any) -
             assert sorted(ends) == [1, 2, 3, 4], crash.name
             assert [end.output for end in events if isinstance(end, RunEnded)] == ["Done."]
             assert unpaired(session.state.history) == []
-    assert crashes > 30
+    return crashes
+
+
+@pytest.mark.sweep
+async def test_every_point(record_property: Any) -> None:
+    crashes = await sweep()
+    assert crashes > 40
     record_property("figure: crashes of a session that two workers pass on", crashes)
+
+
+@pytest.mark.slow
+async def test_sampled_points(record_property: Any) -> None:
+    record_property("figure: crashes of a session that two workers pass on", await sweep(sample=15, seed=8))
