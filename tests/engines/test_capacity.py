@@ -243,7 +243,9 @@ async def test_a_burst_that_is_driven_at_once_is_not_refused() -> None:
         await all_end(sessions)
 
 
-@pytest.mark.parametrize("wrong", [{"per_tenant": -1}, {"per_agent": {"a": True}}, {"waiting": 1.5}, {"waiting": {}}])
+@pytest.mark.parametrize(
+    "wrong", [{"per_tenant": -1}, {"per_agent": {"a": True}}, {"per_agent": {1: 2}}, {"waiting": 1.5}, {"waiting": {}}]
+)
 def test_what_is_no_capacity_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="give a number of at least 0"):
         Capacity(**wrong)

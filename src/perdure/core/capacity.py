@@ -5,7 +5,7 @@ Rule: a cap is kept where sessions are claimed; who gets no claim waits, and not
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from perdure.core.errors import UsageError
 from perdure.core.messages import Plain
@@ -29,12 +29,13 @@ class Capacity(Plain, frozen=True):
     waiting_per_tenant: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("per_tenant", "per_agent", "waiting", "waiting_per_tenant"):
-            value: object = getattr(self, name)
-            given = list(value.values()) if isinstance(value, dict) and name.startswith("per_") else [value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            if value is not None and not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in given):  # pyright: ignore[reportUnknownVariableType]
-                by_name = " or a dict of them by name," if name.startswith("per_") else ""
-                raise UsageError(f"Capacity({name}={value!r}): give a number of at least 0,{by_name} or None.")
+        for name in ("per_tenant", "per_agent"):
+            cap: object = getattr(self, name)
+            if not (_is_count(cap) or (isinstance(cap, dict) and _are_counts(cast("dict[object, object]", cap)))):
+                raise UsageError(f"Capacity({name}={cap!r}): give a number of at least 0, a dict of them, or None.")
+        for name in ("waiting", "waiting_per_tenant"):
+            if not _is_count(getattr(self, name)):
+                raise UsageError(f"Capacity({name}={getattr(self, name)!r}): give a number of at least 0, or None.")
 
     @property
     def caps(self) -> bool:
@@ -57,3 +58,11 @@ def by_name(cap: Cap) -> dict[str, int]:
 
 def _cap(cap: Cap, name: str) -> int | None:
     return cap.get(name, cap.get(ALL_OTHERS)) if isinstance(cap, dict) else cap
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+
+
+def _are_counts(caps: dict[object, object]) -> bool:
+    return all(isinstance(name, str) and number is not None and _is_count(number) for name, number in caps.items())
