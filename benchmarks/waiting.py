@@ -107,7 +107,8 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-async def measure(name: str, url: str, engine: str, seconds: float, server: Path | None) -> None:
+async def measure(url: str, engine: str, seconds: float, server: Path | None) -> tuple[float, float]:
+    """Shares of a core: the worker's, and PostgreSQL's."""
     command = [sys.executable, "-m", "benchmarks.waiting", "work", url, engine]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -122,30 +123,32 @@ async def measure(name: str, url: str, engine: str, seconds: float, server: Path
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    worker, store = ((b - a) / seconds for a, b in zip(before, after, strict=True))
-    beside = f", PostgreSQL {store:.2%}" if server else ""
-    print(f"{name}: worker {worker:.2%} of a core{beside} (load {os.getloadavg()[0]:.1f})", flush=True)
+    return (after[0] - before[0]) / seconds, (after[1] - before[1]) / seconds
+
+
+async def wait(engine: str, sessions: int, seconds: float) -> tuple[float, float]:
+    with TemporaryDirectory() as folder:
+        server = None if engine == "sqlite" else OwnServer()
+        behind = TemporalServer(Path(folder)) if engine == "temporal" else None
+        try:
+            if behind is not None:
+                await behind.start()
+            url = server.url if server else f"sqlite:{folder}/waiting.db"
+            await prepare(url, sessions)
+            how = {"sqlite": "local", "temporal": f"temporal://{behind.address if behind else ''}"}
+            return await measure(url, how.get(engine, engine), seconds, server._server.pgdata if server else None)
+        finally:
+            if behind is not None:
+                behind.kill()
+            if server is not None:
+                server.stop()
 
 
 async def main(sessions: int, seconds: float, engines: list[str]) -> None:
     for name in engines:
-        engine, is_empty = name.rstrip("+"), name.endswith("+")
-        with TemporaryDirectory() as folder:
-            server = None if engine == "sqlite" else OwnServer()
-            behind = TemporalServer(Path(folder)) if engine == "temporal" else None
-            try:
-                if behind is not None:
-                    await behind.start()
-                url = server.url if server else f"sqlite:{folder}/waiting.db"
-                await prepare(url, 0 if is_empty else sessions)
-                how = {"sqlite": "local", "temporal": f"temporal://{behind.address if behind else ''}"}
-                where = server._server.pgdata if server else None
-                await measure(name, url, how.get(engine, engine), seconds, where)
-            finally:
-                if behind is not None:
-                    behind.kill()
-                if server is not None:
-                    server.stop()
+        worker, store = await wait(name.rstrip("+"), 0 if name.endswith("+") else sessions, seconds)
+        beside = "" if name.startswith("sqlite") else f", PostgreSQL {store:.2%}"
+        print(f"{name}: worker {worker:.2%} of a core{beside} (load {os.getloadavg()[0]:.1f})", flush=True)
 
 
 if __name__ == "__main__":
