@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
@@ -83,28 +84,19 @@ async def work(url: str, engine: str) -> None:
         await asyncio.Event().wait()
 
 
-def cpu_of(pids: list[int]) -> float:
-    """Seconds of CPU that these processes have used."""
-    used = 0.0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used += (int(fields[11]) + int(fields[12])) / TICKS
+def cpu_of(pid: int, *, with_children: bool = False) -> float:
+    """Seconds of CPU that a process has used; with those of its children, also of those that have ended."""
+    used = sum(map(int, _stat(pid)[11 : 15 if with_children else 13])) / TICKS
+    if with_children:
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal() and int(_stat(int(entry.name))[1]) == pid:
+                    used += cpu_of(int(entry.name))
     return used
 
 
-def processes_of(folder: Path) -> list[int]:
-    """The server's processes; those that have ended meanwhile are counted with their parent."""
-    master = int((folder / "postmaster.pid").read_text().split()[0])
-    found = [master]
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == master:
-                found.append(int(entry.name))
-    return found
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 async def measure(url: str, engine: str, seconds: float, server: Path | None) -> tuple[float, float]:
@@ -115,10 +107,10 @@ async def measure(url: str, engine: str, seconds: float, server: Path | None) ->
     try:
         await asyncio.to_thread(process.stdout.readline)
         await asyncio.sleep(SETTLED_AFTER)
-        behind = processes_of(server) if server else []
-        before = cpu_of([process.pid]), cpu_of(behind)
+        master = int((server / "postmaster.pid").read_text().split()[0]) if server else None
+        before = cpu_of(process.pid), cpu_of(master, with_children=True) if master else 0.0
         await asyncio.sleep(seconds)
-        after = cpu_of([process.pid]), cpu_of([pid for pid in behind if Path(f"/proc/{pid}").exists()])
+        after = cpu_of(process.pid), cpu_of(master, with_children=True) if master else 0.0
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
