@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
@@ -83,69 +84,63 @@ async def work(url: str, engine: str) -> None:
         await asyncio.Event().wait()
 
 
-def cpu_of(pids: list[int]) -> float:
-    """Seconds of CPU that these processes have used."""
-    used = 0.0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used += (int(fields[11]) + int(fields[12])) / TICKS
+def cpu_of(pid: int, *, with_children: bool = False) -> float:
+    """Seconds of CPU that a process has used; with those of its children, also of those that have ended."""
+    used = sum(map(int, _stat(pid)[11 : 15 if with_children else 13])) / TICKS
+    if with_children:
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal() and int(_stat(int(entry.name))[1]) == pid:
+                    used += cpu_of(int(entry.name))
     return used
 
 
-def processes_of(folder: Path) -> list[int]:
-    """The server's processes; those that have ended meanwhile are counted with their parent."""
-    master = int((folder / "postmaster.pid").read_text().split()[0])
-    found = [master]
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == master:
-                found.append(int(entry.name))
-    return found
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-async def measure(name: str, url: str, engine: str, seconds: float, server: Path | None) -> None:
+async def measure(url: str, engine: str, seconds: float, server: Path | None) -> tuple[float, float]:
+    """Shares of a core: the worker's, and PostgreSQL's."""
     command = [sys.executable, "-m", "benchmarks.waiting", "work", url, engine]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         await asyncio.to_thread(process.stdout.readline)
         await asyncio.sleep(SETTLED_AFTER)
-        behind = processes_of(server) if server else []
-        before = cpu_of([process.pid]), cpu_of(behind)
+        master = int((server / "postmaster.pid").read_text().split()[0]) if server else None
+        before = cpu_of(process.pid), cpu_of(master, with_children=True) if master else 0.0
         await asyncio.sleep(seconds)
-        after = cpu_of([process.pid]), cpu_of([pid for pid in behind if Path(f"/proc/{pid}").exists()])
+        after = cpu_of(process.pid), cpu_of(master, with_children=True) if master else 0.0
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    worker, store = ((b - a) / seconds for a, b in zip(before, after, strict=True))
-    beside = f", PostgreSQL {store:.2%}" if server else ""
-    print(f"{name}: worker {worker:.2%} of a core{beside} (load {os.getloadavg()[0]:.1f})", flush=True)
+    return (after[0] - before[0]) / seconds, (after[1] - before[1]) / seconds
+
+
+async def wait(engine: str, sessions: int, seconds: float) -> tuple[float, float]:
+    with TemporaryDirectory() as folder:
+        server = None if engine == "sqlite" else OwnServer()
+        behind = TemporalServer(Path(folder)) if engine == "temporal" else None
+        try:
+            if behind is not None:
+                await behind.start()
+            url = server.url if server else f"sqlite:{folder}/waiting.db"
+            await prepare(url, sessions)
+            how = {"sqlite": "local", "temporal": f"temporal://{behind.address if behind else ''}"}
+            return await measure(url, how.get(engine, engine), seconds, server._server.pgdata if server else None)
+        finally:
+            if behind is not None:
+                behind.kill()
+            if server is not None:
+                server.stop()
 
 
 async def main(sessions: int, seconds: float, engines: list[str]) -> None:
     for name in engines:
-        engine, is_empty = name.rstrip("+"), name.endswith("+")
-        with TemporaryDirectory() as folder:
-            server = None if engine == "sqlite" else OwnServer()
-            behind = TemporalServer(Path(folder)) if engine == "temporal" else None
-            try:
-                if behind is not None:
-                    await behind.start()
-                url = server.url if server else f"sqlite:{folder}/waiting.db"
-                await prepare(url, 0 if is_empty else sessions)
-                how = {"sqlite": "local", "temporal": f"temporal://{behind.address if behind else ''}"}
-                where = server._server.pgdata if server else None
-                await measure(name, url, how.get(engine, engine), seconds, where)
-            finally:
-                if behind is not None:
-                    behind.kill()
-                if server is not None:
-                    server.stop()
+        worker, store = await wait(name.rstrip("+"), 0 if name.endswith("+") else sessions, seconds)
+        beside = "" if name.startswith("sqlite") else f", PostgreSQL {store:.2%}"
+        print(f"{name}: worker {worker:.2%} of a core{beside} (load {os.getloadavg()[0]:.1f})", flush=True)
 
 
 if __name__ == "__main__":

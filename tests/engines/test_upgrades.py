@@ -66,7 +66,7 @@ async def charged(*sessions: Session[Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["local", "dbos", "temporal"])
+@pytest.mark.parametrize("engine", ["local", "dbos", pytest.param("temporal", marks=pytest.mark.sweep)])
 async def test_workers_of_two_versions_side_by_side(engine: str, tmp_path: Path, server: OwnServer) -> None:
     behind = None
     if engine == "temporal":
@@ -94,6 +94,7 @@ async def side_by_side(engine: str, folder: Path, server: OwnServer) -> None:
         await tomorrow.start("charge", key="charge")
         await told(left)
         await charged(await runtime.open(clerk, id="second"))
+        await told_in_a_sentence(server.url)
         row = await runtime._host.world.store.get(tomorrow.uid)
         assert row is not None
         assert (row.epoch, row.owner) == (0, None), "nobody has claimed it"
@@ -109,6 +110,21 @@ async def side_by_side(engine: str, folder: Path, server: OwnServer) -> None:
     deeds = read_lines(folder / DEEDS, Deed)
     assert {deed.worker for deed in deeds if deed.session == tomorrow.id} == {newer["pid"]}
     assert not [line for line in (folder / "new.log").read_text().splitlines() if "failed" in line]
+
+
+async def told_in_a_sentence(store: str) -> None:
+    """What the older version shows of it."""
+    command = [*OLDER, "sessions", "show", "tomorrow", "--store", store]
+    shown = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert shown.returncode != 0
+    assert shown.stdout == ""
+    [sentence] = shown.stderr.splitlines()
+    assert sentence.endswith("a newer version of Perdure may have written it: upgrade.")
+    command = [*OLDER, "sessions", "list", "--store", store]
+    listed = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE
+    )
+    assert "tomorrow" in listed.stdout
 
 
 def ask(*words: str) -> str:

@@ -102,6 +102,34 @@ async def test_what_becomes_too_new_while_it_is_driven_is_let_go(
     assert len(left(caplog)) == 1
 
 
+async def test_a_child_whose_parent_became_too_new_is_left_to_whoever_can_tell_the_parent(
+    place: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def look() -> str:
+        """Looks."""
+        started.set()
+        await may_end.wait()
+        return "seen"
+
+    scout = Agent(name="scout", model=ScriptedModel([[call("look")], "found"]), tools=[look])
+    chief = Agent(name="clerk", model=ScriptedModel([[call("scout", input="look")], "done"]), tools=[scout.as_tool()])
+    with caplog.at_level(logging.WARNING, "perdure"):
+        async with Runtime(place, agents=[chief], engine=LocalEngine(SystemClock(), 0.005)) as worker:
+            session = await worker.open(chief)
+            await session.start("go")
+            await soon(started.wait())
+            await write_tomorrow(place, session.uid)
+            may_end.set()
+            await until(lambda: len(left(caplog)) == 2)
+            rows = [row async for row in worker.sessions(children=True)]
+            assert len(rows) == 2
+            assert [row.owner for row in rows] == [None, None]
+            assert len(await place.runnable(["clerk", "scout"], now=SystemClock().now())) == 2
+
+
 def test_lists_stay_whole_when_a_summary_is_too_new() -> None:
     assert decode_summary(b'{"agent":"clerk","mood":"good"}') == Summary("clerk")
     assert decode_summary(b'{"agent":"clerk","status":"asleep","title":"t"}') == Summary("clerk", title="t")

@@ -148,8 +148,6 @@ class DbosEngine:
                 # What it could not do is tried again; what that comes to is said here.
                 "log_level": "CRITICAL",
                 "sys_db_pool_size": 4,
-                # A connection that broke is noticed when it is used, and whatever it was used for is tried again.
-                "db_engine_kwargs": {"pool_pre_ping": False},
                 # A process that is stopped in the middle of a transaction must not lock the queues for the others.
                 "sys_db_idle_transaction_timeout_sec": LOCKS_HELD_FOR,
             }

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perdure.core.actions import DeliverMessage, RecallChild, ReportEnd, RunTool
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.commands import EndChild, SendInput, StopRun
-from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StoreError
+from perdure.core.errors import Conflict, NotFound, PerdureError, Refused, StoreError, TooNew
 from perdure.core.events import (
     CallEnded,
     CallSuspended,
@@ -170,6 +170,8 @@ async def _persistently(desk: Desk, bring: Callable[[], Awaitable[None]]) -> Non
     while True:
         try:
             return await bring()
+        except TooNew:
+            raise  # whoever can read the other session has to bring it
         except StoreError:
             await sleep(desk.world.clock, patience)
             patience = min(MAX_PATIENCE, 2 * patience)

@@ -11,7 +11,7 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from perdure.core.errors import Conflict, NotFound, UsageError
+from perdure.core.errors import Conflict, NotFound, TooNew, UsageError
 from perdure.core.events import Event, TriggerSet
 from perdure.core.specs import At, Busy, Cron, Every, Files, Missed, TriggerSpec
 from perdure.core.state import SessionState
@@ -46,7 +46,10 @@ async def list_triggers(host: Host, tenant: str | None) -> list[TriggerRow]:
     """Those of all sessions, what is due next first."""
     found: list[TriggerRow] = []
     async for row in host.rows(SessionQuery(tenant=tenant, triggers=True)):
-        log = await host.load(row.uid)
+        try:
+            log = await host.load(row.uid)
+        except TooNew:
+            continue  # one that cannot be read here does not hide the others
         found += [TriggerRow(row.id, row.tenant, row.agent, known) for known in (await read_triggers(log)).values()]
     return sorted(found, key=lambda item: (item.trigger.next_at or float("inf"), item.session, item.trigger.name))
 

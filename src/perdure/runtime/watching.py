@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import suppress
 from functools import partial
 
-from perdure.core.errors import Conflict, NotFound, PerdureError, UsageError
+from perdure.core.errors import Conflict, NotFound, PerdureError, TooNew, UsageError
 from perdure.core.events import Event, TriggerSet
 from perdure.core.specs import Files
 from perdure.core.state import SessionState
@@ -101,8 +101,8 @@ class Watching:
             log = self._logs.get(row.uid) or await self._load(row.uid)
             if log.state.seq < row.head:
                 await log.refresh()
-        except NotFound:
-            return None  # deleted meanwhile
+        except (NotFound, TooNew):
+            return None  # deleted meanwhile, or left to newer workers
         return log
 
     # Listening
