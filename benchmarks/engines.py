@@ -68,9 +68,9 @@ async def measure(engine: str, url: str, server: int) -> dict[str, Any]:
             meter = Meter(server)
             await drive(f"round-{number}", SESSIONS)
             rounds.append(meter.read(SESSIONS))
-        session = await runtime.open(agent, id="answers")
         answers: list[float] = []
-        for _ in range(ANSWERS):
+        for number in range(ANSWERS):
+            session = await runtime.open(agent, id=f"answer-{number}")
             began = time.monotonic()
             await session.run("go")
             answers.append(time.monotonic() - began)

@@ -9,7 +9,9 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,26 @@ async def test_a_full_worker_takes_no_more_than_it_may(shared: RestateServer) ->
     await until(lambda: len(sheet.ended) == 20)
     await engine.drain(1.0)
     assert most == 2
+
+
+async def test_a_drive_may_last_longer_than_an_invocation(
+    shared: RestateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An invocation that lasted as long would be aborted and given to somebody else."""
+    monkeypatch.setattr(engines, "HUNG_AFTER", timedelta(seconds=0.2))
+    monkeypatch.setattr(engines, "HELD_FOR", 0.05)
+    sheet = Sheet("clerk")
+    sheet.gates["long"] = asyncio.Event()
+    engine = engine_at(shared, f"127.0.0.1:{free_port()}", "long")
+    await engine.start(sheet)
+    engine.submit("long", "clerk")
+    engine.wake("later", "clerk", time.time() + 2.0)
+    await until(lambda: sheet.ended["later"])
+    assert (sheet.began["long"], sheet.under_way["long"]) == (1, 1)
+    sheet.gates["long"].set()
+    await until(lambda: sheet.ended["long"])
+    await engine.drain(1.0)
+    assert sheet.began["long"] == 1
 
 
 @pytest.mark.slow
