@@ -25,7 +25,7 @@ from tests.engines import restate_server, temporal_server
 from tests.postgres import new_schema, start_postgres
 
 ENGINES = ("local", "dbos", "temporal", "restate")
-SESSIONS, AT_ONCE, ROUNDS, ANSWERS, IDLE = 100, 10, 3, 20, 20.0
+SESSIONS, AT_ONCE, ROUNDS, ANSWERS, IDLE = 200, 50, 3, 20, 20.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -68,9 +68,9 @@ async def measure(engine: str, url: str, server: int) -> dict[str, Any]:
             meter = Meter(server)
             await drive(f"round-{number}", SESSIONS)
             rounds.append(meter.read(SESSIONS))
-        session = await runtime.open(agent, id="answers")
         answers: list[float] = []
-        for _ in range(ANSWERS):
+        for number in range(ANSWERS):
+            session = await runtime.open(agent, id=f"answer-{number}")
             began = time.monotonic()
             await session.run("go")
             answers.append(time.monotonic() - began)
@@ -106,7 +106,7 @@ async def main(names: tuple[str, ...]) -> None:
                 # DBOS is one to a process, and so is a fair figure.
                 command = [sys.executable, "-m", "benchmarks.engines", "--one", place[0], url, str(place[1])]
                 said = await asyncio.to_thread(subprocess.check_output, command)
-        found = json.loads(said)
+        found = json.loads(said.splitlines()[-1])
         (cpu, theirs), (idle, idle_theirs) = found["driven"], found["idle"]
         own = cpu if name == "local" else own
         more = (cpu - own) * 1e3

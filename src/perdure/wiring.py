@@ -354,7 +354,7 @@ class Runtime:
     @property
     def queues(self) -> Sequence[str]:
         """The queues that may be served here: one for every agent, and those of their tools."""
-        return self._host.duty.queues
+        return self._host.duty.own_queues
 
     @property
     def owner(self) -> str:

@@ -9,7 +9,9 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,19 @@ def engine_at(server: RestateServer, serve: str | None = None, prefix: str = "pe
     return RestateEngine(
         SystemClock(), server.ingress, admin=server.admin, serve=serve or server.serve, prefix=prefix, **more
     )
+
+
+async def invocations(server: RestateServer, service: str) -> list[Any]:
+    """What Restate has in hand for a queue."""
+    query = {"query": f"SELECT id, status FROM sys_invocation WHERE target_service_name = '{service}'"}
+    headers = {"accept": "application/json"}
+    async with (
+        ClientSession() as client,
+        client.post(f"http://{server.admin}/query", json=query, headers=headers) as response,
+    ):
+        assert response.status == 200
+        found = await response.json()
+        return list(found["rows"])
 
 
 class Ear:
@@ -157,6 +172,26 @@ async def test_a_full_worker_takes_no_more_than_it_may(shared: RestateServer) ->
     await until(lambda: len(sheet.ended) == 20)
     await engine.drain(1.0)
     assert most == 2
+
+
+async def test_a_drive_may_last_longer_than_an_invocation(
+    shared: RestateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An invocation that lasted as long would be aborted and given to somebody else."""
+    monkeypatch.setattr(engines, "HUNG_AFTER", timedelta(seconds=0.2))
+    monkeypatch.setattr(engines, "HELD_FOR", 0.05)
+    sheet = Sheet("clerk")
+    sheet.gates["long"] = asyncio.Event()
+    engine = engine_at(shared, f"127.0.0.1:{free_port()}", "long")
+    await engine.start(sheet)
+    engine.submit("long", "clerk")
+    engine.wake("later", "clerk", time.time() + 2.0)
+    await until(lambda: sheet.ended["later"])
+    left = await invocations(shared, "long.clerk")
+    assert (sheet.began["long"], sheet.under_way["long"], left) == (1, 1, [])
+    sheet.gates["long"].set()
+    await until(lambda: sheet.ended["long"])
+    await engine.drain(1.0)
 
 
 @pytest.mark.slow

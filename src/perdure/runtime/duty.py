@@ -84,9 +84,14 @@ class Duty:
 
     @property
     def queues(self) -> Sequence[str]:
+        return list(dict.fromkeys([*self.own_queues, *(self._only or ())]))
+
+    @property
+    def own_queues(self) -> Sequence[str]:
+        """Those of the agents that are known here, and of their tools."""
         agents = self._roster.bindings
         tools = [tool.queue for binding in agents.values() for tool in binding.spec.tools if tool.queue]
-        return list(dict.fromkeys([*agents, *tools, *(self._only or ())]))
+        return list(dict.fromkeys([*agents, *tools]))
 
     def priority(self, session: str) -> int:
         log = self._sessions.known_log(session)
