@@ -1,24 +1,17 @@
-"""What a PostgreSQL store finds when it looks at itself: versions, whether LISTEN works, how long an append takes."""
+"""What a PostgreSQL store finds when it looks at itself: versions, settings, whether LISTEN works."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from secrets import token_hex
-from statistics import median
 from typing import Any
 
 import msgspec
 
-from perdure.core.codec import encode_event
-from perdure.core.events import Noted
-from perdure.core.views import Summary
-from perdure.ports import Batch, Entry, Opening
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres_link import load_driver, told
 
 HEARD_WITHIN = 5.0
-APPENDS = 5
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -78,18 +71,3 @@ async def _listens(driver: Any, connection: Any, direct: str) -> bool:
 async def _is_safe(connection: Any) -> bool:
     settings = [await connection.fetchval(f"SHOW {name}") for name in ("fsync", "synchronous_commit")]
     return settings[0] == "on" and settings[1] != "off"
-
-
-async def time_append(store: PostgresStore) -> float:
-    """Seconds of an append, the middle one of a few, in a session of its own that is gone afterwards."""
-    uid, taken = f"perdure-doctor-{token_hex(8)}", list[float]()
-    entries = (Entry(time.time(), 0, encode_event(Noted("doctor"))),)
-    await store.append(Batch(uid, 0, entries, Summary("perdure-doctor"), opening=Opening("", uid, {})))
-    try:
-        for head in range(1, APPENDS + 1):
-            began = time.perf_counter()
-            await store.append(Batch(uid, head, entries, Summary("perdure-doctor")))
-            taken.append(time.perf_counter() - began)
-    finally:
-        await store.delete(uid)
-    return median(taken)
