@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from perdure.core.errors import TooNew, UsageError
+from perdure.core.errors import StoreError, TooNew, UsageError
 from perdure.core.events import Event
 from perdure.core.messages import JSON
 from perdure.core.upcast import upcast
@@ -57,12 +57,15 @@ def decode_event(data: bytes) -> Event:
     try:
         return _decoder.decode(data)
     except (ValueError, RecursionError, UsageError) as error:
+        said = f"A record cannot be read ({error}); a newer version of Perdure may have written it: upgrade."
         try:
-            return msgspec.convert(upcast(decode_json(data)), Event)
+            payload = decode_json(data)
+        except ValueError:
+            raise StoreError(said) from None
+        try:
+            return msgspec.convert(upcast(payload), Event)
         except (ValueError, UsageError):
-            raise TooNew(
-                f"A record cannot be read ({error}); a newer version of Perdure may have written it: upgrade."
-            ) from None
+            raise (TooNew(said) if isinstance(payload, dict) else StoreError(said)) from None
 
 
 def canonical(arguments: str) -> bytes:

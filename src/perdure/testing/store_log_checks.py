@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from perdure.core.codec import decode_event, encode_event
-from perdure.core.errors import Conflict, NotFound, StaleEpoch, StoreError, UsageError
+from perdure.core.errors import Conflict, NotFound, StaleEpoch, StoreError, TooNew, UsageError
 from perdure.core.messages import JSON
 from perdure.core.views import Summary
 from perdure.ports import Batch, Entry, Opening, Record, SessionQuery, Store
@@ -196,10 +196,13 @@ async def check_hostile_payloads(make_store: MakeStore, beside: Beside = None) -
             [record.event for record in records] == [decode_event(payload) for payload in payloads],
             "payloads come back as they went in",
         )
-        for payload in (b"", b"not json", b"\xff\x00", b'{"type":"Unheard"}', b"[" * 100_000, b"1" * 5000):
+        for payload in (b"", b"not json", b"\xff\x00", b"[" * 100_000, b"1" * 5000):
             uid = f"raw-{payload[:9]!r}"
             await store.append(Batch(uid, 0, (Entry(START, 0, payload),), IDLE, opening=Opening("", uid, {})))
             await refused(StoreError, store.read(uid), "bytes that are no event are refused when they are read")
+        newer = Entry(START, 0, b'{"type":"Unheard"}')
+        await store.append(Batch("newer", 0, (newer,), IDLE, opening=Opening("", "newer", {})))
+        await refused(TooNew, store.read("newer"), "what a newer version wrote is refused as such")
 
 
 async def check_hostile_values(make_store: MakeStore, beside: Beside = None) -> None:
