@@ -33,6 +33,7 @@ from perdure.wiring import resolve_store
 from tests.engines.temporal_server import TemporalServer
 from tests.postgres import OwnServer
 
+ROOT = Path(__file__).parents[1]
 AT_ONCE = 20
 SETTLED_AFTER = 65.0
 """Seconds: for its first minute DBOS looks for schedules every second."""
@@ -46,17 +47,16 @@ async def pay(cents: int) -> str:
     return f"paid {cents}"
 
 
-def clerk() -> Agent[str]:
-    return Agent(name="clerk", model=ScriptedModel([[call("pay", cents=5)]]), tools=[pay])
+clerk = Agent(name="clerk", model=ScriptedModel(lambda request: [call("pay", cents=5)]), tools=[pay])
 
 
 async def prepare(url: str, sessions: int) -> None:
     """Two sessions that wait, and so many that have the same past."""
-    store, agent = resolve_store(url), clerk()
-    async with Runtime(store, agents=[agent]) as runtime:
-        asking = await runtime.open(agent)
+    store = resolve_store(url)
+    async with Runtime(store, agents=[clerk]) as runtime:
+        asking = await runtime.open(clerk)
         assert (await asking.run("pay")).reason == "waiting"
-        later = await runtime.open(agent)
+        later = await runtime.open(clerk)
         await later.set_trigger("next-week", At(time() + WEEK), "go")
         for past in (asking, later):
             records = await past.records()
@@ -78,12 +78,6 @@ async def copy(store: Store, state: SessionState, records: Sequence[Record]) -> 
     await store.append(Batch(uid, 0, entries, summarise(state), opening=Opening("", uid, {})))
 
 
-async def work(url: str, engine: str) -> None:
-    async with Runtime(url, agents=[clerk()], engine=engine):
-        print("ready", flush=True)
-        await asyncio.Event().wait()
-
-
 def cpu_of(pid: int, *, with_children: bool = False) -> float:
     """Seconds of CPU that a process has used; with those of its children, also of those that have ended."""
     used = sum(map(int, _stat(pid)[11 : 15 if with_children else 13])) / TICKS
@@ -101,11 +95,14 @@ def _stat(pid: int) -> list[str]:
 
 async def measure(url: str, engine: str, seconds: float, server: Path | None) -> tuple[float, float]:
     """Shares of a core: the worker's, and PostgreSQL's."""
-    command = [sys.executable, "-m", "benchmarks.waiting", "work", url, engine]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [str(Path(sys.executable).parent / "perdure"), "worker", "--store", url, "--engine", engine]
+    command += ["-a", f"{Path(__file__)}:clerk", "--json"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
     try:
-        await asyncio.to_thread(process.stdout.readline)
+        line = await asyncio.to_thread(process.stdout.readline)
+        assert '"ready"' in line, line
         await asyncio.sleep(SETTLED_AFTER)
         master = int((server / "postmaster.pid").read_text().split()[0]) if server else None
         before = cpu_of(process.pid), cpu_of(master, with_children=True) if master else 0.0
@@ -144,14 +141,6 @@ async def main(sessions: int, seconds: float, engines: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["work"]:
-        asyncio.run(work(*sys.argv[2:]))
-    else:
-        given = sys.argv[1:]
-        asyncio.run(
-            main(
-                int(given[0]) if given else 10_000,
-                float(given[1]) if len(given) > 1 else 60.0,
-                given[2:] or ["sqlite", "local", "dbos", "temporal"],
-            )
-        )
+    given = sys.argv[1:]
+    wanted = given[2:] or ["sqlite", "local", "dbos", "temporal"]
+    asyncio.run(main(int(given[0]) if given else 10_000, float(given[1]) if len(given) > 1 else 60.0, wanted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -54,6 +55,9 @@ async def work(station: Station, *, json: bool) -> None:
         runtime = await opened.__aenter__()
     try:
         _check_queues(station, runtime)
+        # What was loaded stays for the life of the process, and need not be gone through again and again.
+        gc.collect()
+        gc.freeze()
         await _say(runtime, "ready", visible(masked(url)), json=json)
         while not told.is_set():
             try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from perdure.core.commands import Command
 from perdure.core.deltas import Delta
+from perdure.core.errors import TooNew
 from perdure.core.events import Event
 from perdure.core.state import SessionState
 from perdure.runtime.agent import Binding
@@ -30,7 +31,7 @@ class Desk:
     `asked_again` counts, by call, how often its gates had to be. The `binding` is the one that is `bound`, with the
     tools that were `made` for the run. `shown` says of tools with a condition whether the model sees them in a turn.
     `above` are the agents of a child's ancestors, whose policies hold as well. `sign_at` is when work under way last
-    gave a sign of life.
+    gave a sign of life. `too_new`: another session has to hear of this one, and only newer workers can read that.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Desk:
         self.layers = (*world.middleware, *binding.agent.middleware)
         self.above = (world.post.policies_above(log.state) or ()) if world.post and log.state.origin else ()
         self.sign_at = 0.0
+        self.too_new: TooNew | None = None
         self.waste = Waste()
         self.aside = Waste()
         self.broken_off: set[int] = set()
@@ -64,6 +66,11 @@ class Desk:
         self.contexts: dict[int, ToolContext[Any, Any]] = {}
         self._data: dict[str, Any] = {}
         self._place: Place | None = None
+
+    def check_errands(self) -> None:
+        """Raises what keeps this process from running them."""
+        if self.too_new is not None:
+            raise self.too_new
 
     def here(self, run: int | None = None, state: SessionState | None = None) -> Here:
         """Where the moments that hooks see take place: in this run, or in the one that is open now.

@@ -34,7 +34,7 @@ from perdure.core.actions import (
     VetInput,
 )
 from perdure.core.commands import Command
-from perdure.core.errors import Conflict, StaleEpoch, TooNew, TransactionLost
+from perdure.core.errors import Conflict, StaleEpoch, TransactionLost
 from perdure.core.events import (
     CallEnded,
     Event,
@@ -94,7 +94,6 @@ class Driver:
         self._grounded = False
         self._lap_from = 0.0
         self._alarm: Timer | None = None
-        self._too_new: TooNew | None = None
 
     @property
     def _binding(self) -> Binding:
@@ -127,8 +126,6 @@ class Driver:
 
     async def _loop(self) -> bool:
         while True:
-            if self._too_new is not None:
-                raise self._too_new
             if self._log.state.epoch > self._epoch:
                 # The log itself says so: tools must not go on until there happens to be something to append.
                 raise StaleEpoch("Another driver has resumed the run.")
@@ -153,6 +150,7 @@ class Driver:
                     self._observers.see(change.events, change.before)
             else:
                 self._forget_planned()
+            self._desk.check_errands()
             for flight in starts:
                 self._launch(flight)
             if self._stirred or self._facts or self._requests or self._sealed:
@@ -346,14 +344,6 @@ class Driver:
                 raise
             event = flight.broken_off() if flight.cause else flight.failed("it cancelled itself")
             event = paid(self._desk, event)
-        except TooNew as error:
-            if not isinstance(flight.action, RecallChild | ReportEnd | DeliverMessage):
-                event = paid(self._desk, flight.failed(describe(error)))
-            else:
-                # Another session has to hear of it, and cannot be read here: whoever can read it runs the errand.
-                self._too_new = error
-                self._stir()
-                return
         except BaseException as error:  # noqa: BLE001 - models, tools and middleware are user code, and must land
             event = paid(self._desk, flight.failed(describe(error)))
         self._land(flight, event)

@@ -5,6 +5,7 @@ Rule: what became of a call is decided by whoever commits first; the other one f
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,7 @@ from perdure.core.events import (
     Event,
     MessageSent,
     MessageSettled,
+    Noted,
     Origin,
     Reply,
     Spent,
@@ -170,8 +172,11 @@ async def _persistently(desk: Desk, bring: Callable[[], Awaitable[None]]) -> Non
     while True:
         try:
             return await bring()
-        except TooNew:
-            raise  # whoever can read the other session has to bring it
+        except TooNew as error:
+            # Whoever can read the other session has to bring it: this driver gives up, and takes us with it.
+            desk.too_new = error
+            desk.note(Noted("left_to_newer", {"detail": str(error)}))
+            await asyncio.get_running_loop().create_future()
         except StoreError:
             await sleep(desk.world.clock, patience)
             patience = min(MAX_PATIENCE, 2 * patience)
