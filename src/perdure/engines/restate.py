@@ -86,7 +86,7 @@ class RestateEngine:
         if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", prefix):
             raise UsageError(f"prefix={prefix!r}: take letters and digits, a letter first.")
         self._prefix = prefix
-        self._services: list[str] = []
+        self._served: list[str] = []
         self._is_known = False
         self._trouble = ""
         self._units: Units | None = None
@@ -98,8 +98,8 @@ class RestateEngine:
 
     async def start(self, work: Work) -> None:
         served = [queue for queue in work.queues if self.queues is None or queue in self.queues]
-        self._services = [self._address_of(queue) for queue in served]
-        self._units = Units(self._clock, work.drive, self.concurrency)
+        self._served = [self._queue(queue) for queue in served]
+        self._units = Units(self._clock, work.drive, self.concurrency, work.priority)
         self._client = aiohttp.ClientSession(timeout=TIMEOUT)
         try:
             await self._open(self._units)
@@ -152,7 +152,7 @@ class RestateEngine:
 
         nothing = timedelta(0)
         services: list[restate.Service] = []
-        for name in self._services:
+        for name in self._served:
             service = restate.Service(
                 name,
                 inactivity_timeout=HUNG_AFTER,
@@ -192,7 +192,7 @@ class RestateEngine:
         """Tells Restate where we are; that it knew somebody there already does no harm to what is under way."""
         told = {"uri": self._reach, "use_http_11": True, "force": True}
         answer = await self._post(f"{self._admin}/deployments", told)
-        self._is_known = {service["name"] for service in answer["services"]}.issuperset(self._services)
+        self._is_known = {service["name"] for service in answer["services"]}.issuperset(self._served)
         if not self._is_known:
             raise Unavailable(f"Restate finds workers with other queues at {self._reach}; serve yours elsewhere")
 
@@ -227,7 +227,7 @@ class RestateEngine:
         """All workers find the same sessions: of those that ask, one counts. Who has news is always heard."""
         headers = {"idempotency-key": quote(session)} if is_found else {}
         try:
-            await self._post(f"{self._ingress}/{self._address_of(queue)}/{UNIT}/send", session, headers)
+            await self._post(f"{self._ingress}/{self._queue(queue)}/{UNIT}/send", session, headers)
         except Unavailable as error:
             self._trouble = str(error)
 
@@ -245,7 +245,7 @@ class RestateEngine:
             raise Unavailable(f"Restate does not answer at {url.partition('//')[2].partition('/')[0]}") from error
         raise Unavailable(f"Restate refuses ({response.status}: {said})")
 
-    def _address_of(self, queue: str) -> str:
+    def _queue(self, queue: str) -> str:
         return f"{self._prefix}.{_name(queue)}"
 
 
