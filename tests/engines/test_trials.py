@@ -12,10 +12,8 @@ from tests.engines.temporal_server import TemporalServer
 from tests.engines.trial import Plan, Trial
 from tests.postgres import OwnServer
 
-TRIALS = int(os.environ.get("PERDURE_TRIALS", "1"))
-SESSIONS, TURNS = (60, 20) if TRIALS > 1 else (12, 6)
-TEMPORALS = 24
-"""Sessions at most: the development server begins about nine a second, and none may wait long."""
+TRIALS = int(os.environ.get("PERDURE_TRIALS", "2"))
+SESSIONS, TURNS = 60, 20
 
 
 @pytest.mark.slow
@@ -26,18 +24,16 @@ async def test_workers_die_and_nothing_is_lost(
     engine: str, seed: int, tmp_path: Path, server: OwnServer, record_property: pytest.RecordProperty
 ) -> None:
     behind: TemporalServer | RestateServer | None = None
-    sessions = SESSIONS
     if engine == "temporal":
         behind = TemporalServer(tmp_path)
         engine = f"temporal://{behind.address}"
-        sessions = min(SESSIONS, TEMPORALS)
     elif engine == "restate":
         behind = RestateServer(tmp_path)
         engine = behind.address
     if behind is not None:
         await behind.start()
     try:
-        trial = Trial(tmp_path, server, Plan(engine, sessions, TURNS, seed=seed, concurrency=sessions // 2), behind)
+        trial = Trial(tmp_path, server, Plan(engine, SESSIONS, TURNS, seed=seed, concurrency=SESSIONS // 2), behind)
         assert await trial.run() == []
     finally:
         if behind is not None:
@@ -45,6 +41,7 @@ async def test_workers_die_and_nothing_is_lost(
     figures = trial.figures
     assert figures.engine_killed == (behind is not None)
     assert (figures.killed, figures.stopped, figures.restarted) == (2, 1, 1)
-    print(f"{engine}: {figures}")
+    name = engine.partition(":")[0]
+    print(f"{name}: {figures}")
     record_property("figure: workers killed", figures.killed)
-    record_property(f"figure: sessions finished by workers ({engine.partition(':')[0]})", trial.plan.sessions)
+    record_property(f"figure: sessions finished by workers ({name})", trial.plan.sessions)
