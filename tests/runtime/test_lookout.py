@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from perdure.runtime.lookout import QUIET_POLL, Lookout
+from perdure.runtime.lookout import DIRECT_FOR, Lookout
 from perdure.testing import ManualClock
 
 
@@ -71,10 +71,11 @@ async def test_where_it_was_quiet_what_comes_is_begun_at_once_until_the_queue_is
         work.sessions = ("second",)
         await clock.advance(2.1)
         assert begun == ["first", "second"], "the queue is still polled at long intervals"
-        work.sessions = ()
-        await clock.advance(QUIET_POLL)
-        work.sessions = ("third",)
+        work.sessions = ("busy",)
+        await clock.advance(DIRECT_FOR)
+        work.sessions = ("busy", "third")
         await clock.advance(2.1)
-        assert begun == ["first", "second"], "the third has its queue"
+        assert "third" not in begun, "it has its queue"
+        assert paces == [True, False]
     finally:
         looking.cancel()

@@ -84,7 +84,9 @@ class DbosEngine:
 
     async def start(self, work: Work) -> None:
         self._served = [queue for queue in work.queues if self.queues is None or queue in self.queues]
-        self._units = Units(self._clock, work.drive)
+        # What is begun past the queues counts as well.
+        room = None if self.concurrency is None else self.concurrency * max(1, len(self._served))
+        self._units = Units(self._clock, work.drive, room)
         try:
             await asyncio.to_thread(self._launch, work.owner, asyncio.get_running_loop())
         except UsageError:
@@ -96,7 +98,7 @@ class DbosEngine:
                 f"DBOS cannot start ({said}); it needs a PostgreSQL in which it may make tables."
             ) from error
         self._work = work
-        begin = partial(self._units.begin_beside, self.concurrency)
+        begin = partial(self._units.begin_beside, room)
         beside = partial(self._look_after_others, work)
         lookout = Lookout(self._clock, work, self.submit, beside, begin, self._keep_pace)
         self._looking = asyncio.ensure_future(lookout.keep(self._served))

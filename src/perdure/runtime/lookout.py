@@ -27,6 +27,8 @@ PATIENCE = 3.0
 QUIET_AFTER = 15.0
 QUIET_POLL = 5.0
 """Seconds between two polls of a queue while it is quiet."""
+DIRECT_FOR = 50.0
+"""Seconds after that: DBOS makes its pauses shorter by a tenth at a time."""
 
 _logger = logging.getLogger("perdure")
 
@@ -109,5 +111,4 @@ class Lookout:
         if self._pace is not None and is_quiet != self._is_quiet:
             await self._pace(is_quiet)
             self._is_quiet = is_quiet
-            # Who polls the queue has heard of it only when the last long pause is over.
-            self._direct_until = self._clock.monotonic() + QUIET_POLL + 1.0
+            self._direct_until = self._clock.monotonic() + DIRECT_FOR
