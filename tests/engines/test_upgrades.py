@@ -148,7 +148,7 @@ BEGIN
     SELECT pg_get_functiondef(oid) INTO v_source FROM pg_proc
         WHERE proname = 'append' AND pronamespace = 'perdure'::regnamespace;
     EXECUTE 'DROP FUNCTION perdure.append';
-    EXECUTE replace(v_source, 'p_drops boolean)', 'p_drops boolean, p_mood TEXT DEFAULT ''good'')');
+    EXECUTE replace(v_source, 'p_priority integer)', 'p_priority integer, p_mood TEXT DEFAULT ''good'')');
 END $do$;
 INSERT INTO perdure.migrations SELECT max(version) + 1 FROM perdure.migrations;
 """

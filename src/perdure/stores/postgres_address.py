@@ -16,6 +16,7 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "timeout": seconds,
     "poll": seconds,
     "deltas": yes_or_no,
+    "quotas": yes_or_no,
     "artifacts": text,
     "artifacts_inside": whole_number,
     "beat": seconds,
