@@ -192,7 +192,11 @@ class RestateEngine:
         """Tells Restate where we are; that it knew somebody there already does no harm to what is under way."""
         told = {"uri": self._reach, "use_http_11": True, "force": True}
         answer = await self._post(f"{self._admin}/deployments", told)
-        self._is_known = {service["name"] for service in answer["services"]}.issuperset(self._served)
+        try:
+            known = {service["name"] for service in answer["services"]}
+        except (KeyError, TypeError):
+            raise Unavailable(f"What answers at {self._admin} is not Restate") from None
+        self._is_known = known.issuperset(self._served)
         if not self._is_known:
             raise Unavailable(f"Restate finds workers with other queues at {self._reach}; serve yours elsewhere")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from perdure.core.commands import Command, StopRun
 from perdure.core.errors import NotFound, Refused, StaleEpoch, TooNew
 from perdure.core.events import Event
 from perdure.core.queues import LEVEL, queue_of
-from perdure.core.state import agent_of
+from perdure.core.state import SessionState, agent_of
 from perdure.core.views import summarise
 from perdure.ports import Engine
 from perdure.runtime.drive import Driver
@@ -66,9 +65,11 @@ class Duty:
         self._roster = roster
         self._post = post
         self._left_alone: dict[str, float] = {}
+        self._below_strangers: dict[str, float] = {}
         self._too_new: dict[str, float] = {}
-        self._dropped: dict[str, str] = {}
-        self._suspects = asyncio.Lock()
+        self._dropped: set[str] = set()
+        self._suspect = ""
+        self._agents = 0
         self._stopping = False
         self._capacity = world.capacity if world.capacity.caps else None
         self._refused: dict[str, tuple[float, str, str, str]] = {}
@@ -105,44 +106,58 @@ class Duty:
 
     async def drive(self, session: str) -> None:
         """Drives one session until it settles, waits, or somebody else takes over."""
-        if session in self._too_new:
+        if session in self._too_new and session not in self._dropped:
             return
         try:
             log = await self._sessions.load(session)
             if not await self._is_served(log):
-                return
-            if not (session in self._dropped or await self._has_work(log)):
-                return
-            if not await self._roster.knows_above(log.state):
-                return  # whoever knows them knows what the session may do
-            if await is_suspect(self._store, log.state):
-                async with self._suspects:
-                    await self._drive(log)
-            else:
-                await self._drive(log)
+                await self._let_go(session)
+            elif session in self._dropped or await self._has_work(log):
+                await self._drive_apart(log)
         except NotFound:
             # Deleted meanwhile: there is nothing left to look after.
-            self._dropped.pop(session, None)
+            self._dropped.discard(session)
         except TooNew as error:
+            await self._let_go(session)
             self._leave_to_newer(session, error)
 
     def _leave_to_newer(self, session: str, error: TooNew) -> None:
         """It is not ours to judge: nothing is written, and workers that can read it find it by their sweep."""
         self._too_new[session] = self._clock.now() + TOO_NEW_FOR
-        self._dropped.pop(session, None)
         _logger.warning("session %s is left to newer workers: %s", session, error)
+
+    async def _drive_apart(self, log: SessionLog) -> None:
+        """Of those that a driver may have died of, one at a time until it gets on; the others are found again."""
+        if not await is_suspect(self._store, log.state):
+            await self._drive(log)
+        elif not self._suspect:
+            self._suspect, place = log.uid, _place(log.state)
+            innocent = log.until(lambda state: _place(state) != place)
+            innocent.add_done_callback(lambda _: self._clear(log.uid))
+            try:
+                await self._drive(log)
+            finally:
+                innocent.cancel()
+                self._clear(log.uid)
+
+    def _clear(self, session: str) -> None:
+        if self._suspect == session:
+            self._suspect = ""
 
     async def _is_served(self, log: SessionLog) -> bool:
         """Whether its next work is that of an agent and of a queue of ours; what was seen here last may be old."""
         seen, binding = log.state, await self._roster.find(agent_of(log.state))
-        if binding is not None and self._serves(log):
+        if binding is not None and self._serves(log) and await self._roster.knows_above(seen):
             return True
         await log.refresh()
         if agent_of(log.state) != agent_of(seen):
             binding = await self._roster.find(agent_of(log.state))
-        if binding is None:
-            self._left_alone[log.uid] = self._clock.now() + ASK_AGAIN
-        return binding is not None and self._serves(log)
+        # Whoever knows the agents above knows what the session may do.
+        is_known = binding is not None and await self._roster.knows_above(log.state)
+        if not is_known:
+            alone = self._left_alone if binding is None else self._below_strangers
+            alone[log.uid] = self._clock.now() + ASK_AGAIN
+        return is_known and self._serves(log)
 
     def _serves(self, log: SessionLog) -> bool:
         return self._world.serves is None or self._world.serves(queue_of(log.state))
@@ -151,8 +166,10 @@ class Duty:
         uid, claim, is_handed_over = log.uid, None, False
         try:
             claim = await self._store.claim(uid, self.owner, capacity=self._capacity)
-            if claim is None and self._capacity is not None:
-                self._put_off(log)
+            if claim is None:
+                await self._let_go(uid)
+                if self._capacity is not None:
+                    self._put_off(log)
             if claim is not None and not self._stopping:
                 if claim.head != log.state.seq:
                     await log.refresh()
@@ -163,17 +180,17 @@ class Duty:
         except TooNew as error:
             # Somebody newer has written to it while it was ours.
             log.fail(error)
-            await self._let_go(uid)
+            self._dropped.add(uid)
             raise
         except Exception as error:
             # Whoever awaits the run here must not wait for ever. The session itself may still be ours, and nobody else
             # looks after it while we live: our sweep has to.
-            self._dropped[uid] = queue_of(log.state)
+            self._dropped.add(uid)
             log.fail(error)
             raise
         finally:
             self.drivers.pop(uid, None)
-        self._dropped.pop(uid, None)
+        self._dropped.discard(uid)
         if self._engine is None or self._stopping:
             return
         summary = summarise(log.state)
@@ -205,13 +222,18 @@ class Duty:
         self._refused[log.uid] = rank, log.state.tenant, summary.agent, summary.served_by
 
     async def _let_go(self, session: str) -> None:
-        """Gives up what we own and cannot read. Whoever appended last has said whether there is work to do."""
-        for _ in range(LET_GO_TRIES):
+        """Gives up what was dropped and is not ours to drive: as long as we own it and live, nobody else may take it.
+
+        Whoever appended last has said whether there is work to do.
+        """
+        for _ in range(LET_GO_TRIES if session in self._dropped else 0):
             row = await self._store.get(session)
             if row is None or row.owner != self.owner:
+                self._dropped.discard(session)
                 return
             with suppress(StaleEpoch):
                 if await self._store.release(session, epoch=row.epoch, head=row.head):
+                    self._dropped.discard(session)
                     return
 
     async def _end_orphan(self, log: SessionLog) -> None:
@@ -256,16 +278,27 @@ class Duty:
     async def sweep(self, queues: Sequence[str] | None) -> Sequence[str]:
         """What has work and no living owner; and what is ours, but was dropped because the store was out of order."""
         now = self._clock.now()
-        self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
-        self._too_new = {uid: until for uid, until in self._too_new.items() if until > now}
         agents = list(self._roster.bindings)
+        if len(agents) != self._agents:
+            # An agent has come, perhaps the one above.
+            self._agents, self._below_strangers = len(agents), {}
+        self._left_alone = {uid: until for uid, until in self._left_alone.items() if until > now}
+        self._below_strangers = {uid: until for uid, until in self._below_strangers.items() if until > now}
+        self._too_new = {uid: until for uid, until in self._too_new.items() if until > now}
         # As many more as are left alone, or they would stand in the way of all others.
-        most = AT_ONCE + len(self._too_new)
+        alone = self._left_alone.keys() | self._below_strangers.keys() | self._too_new.keys()
+        most = AT_ONCE + len(alone)
         found = list(await self._store.runnable(queues, agents=agents, now=now, limit=most, capacity=self._capacity))
         if queues is None and self._roster.resolves:
-            most += len(self._left_alone)
-            anybody = await self._store.runnable(None, now=now, limit=most, capacity=self._capacity)
-            found += [uid for uid in anybody if uid not in self._left_alone]
+            found += await self._store.runnable(None, now=now, limit=most, capacity=self._capacity)
         self._sessions.watching.look(self._roster.bindings.keys())
-        dropped = [uid for uid, queue in self._dropped.items() if queues is None or queue in queues]
-        return [uid for uid in dict.fromkeys([*found, *dropped]) if uid not in self._too_new]
+        return list(dict.fromkeys([*(uid for uid in found if uid not in alone), *self._dropped]))
+
+
+def _place(state: SessionState) -> tuple[object, ...]:
+    """How far a session has come: another one means that something came of it."""
+    run = state.run
+    if run is None:
+        return ()
+    ended = sum(call.status == "ended" for call in run.calls)
+    return run.run, run.turn, len(run.calls), ended, run.response is None

@@ -76,7 +76,11 @@ class LocalEngine:
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep_and_schedule())
 
     async def _sweep_and_schedule(self) -> None:
-        await self._sweep()
+        try:
+            await self._sweep()
+        except Exception:
+            # Nobody else looks: whatever it was, the next look has to come.
+            _logger.exception("the sweep for runnable sessions failed")
         if self._work is not None:
             self._schedule()
 

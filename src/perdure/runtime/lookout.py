@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any
 
 from perdure.core.errors import PerdureError
 from perdure.ports import Clock, Work
@@ -22,6 +23,7 @@ LOOK_EVERY = 2.0
 REST = 0.25
 """Seconds between two looks, however much is written."""
 LONGEST_PAUSE = 4.0
+BESIDE_WITHIN = 5.0
 PATIENCE = 3.0
 """Seconds: what is found for so long is begun here."""
 QUIET_AFTER = 15.0
@@ -49,7 +51,7 @@ class Lookout:
         clock: Clock,
         work: Work,
         submit: Callable[[str, str], None],
-        beside: Callable[[], Awaitable[None]],
+        beside: Callable[[], Coroutine[Any, Any, None]],
         begin: Callable[[str], object],
         pace: Callable[[bool], Awaitable[None]] | None = None,
         patience: float = PATIENCE,
@@ -76,19 +78,28 @@ class Lookout:
                 if self._news.is_set():
                     self._news.clear()
                     self._heard_at = self._clock.monotonic()
-                try:
-                    if self._clock.monotonic() >= due:
-                        due = self._clock.monotonic() + LOOK_EVERY
-                        await self._beside()
-                    await self._sweep(queues)
-                    await self._keep_pace()
-                except (PerdureError, Unavailable) as error:
-                    _logger.warning("looking for sessions to drive failed: %s", error)
+                await self._try(self._sweep(queues))
+                if self._clock.monotonic() >= due:
+                    due = self._clock.monotonic() + LOOK_EVERY
+                    await self._try(within(self._clock, BESIDE_WITHIN, self._beside()))
+                await self._try(self._keep_pace())
                 await sleep(self._clock, REST)
                 with suppress(TimeoutError):
                     await within(self._clock, max(0.0, due - self._clock.monotonic()), self._news.wait())
         finally:
             end()
+
+    async def _try(self, work: Awaitable[object]) -> None:
+        """Whatever goes wrong with one part, the others are done, and the next look comes."""
+        try:
+            await work
+        except TimeoutError:
+            _logger.warning("the engine did not answer in time")
+        except (PerdureError, Unavailable) as error:
+            _logger.warning("looking for sessions to drive failed: %s", error)
+        except Exception:
+            # A lookout that has ended would find nothing any more, and nobody would notice.
+            _logger.exception("looking for sessions to drive failed")
 
     async def _sweep(self, queues: Sequence[str]) -> None:
         now, found = self._clock.monotonic(), dict[str, tuple[float, float, float]]()
