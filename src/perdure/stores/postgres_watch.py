@@ -101,7 +101,11 @@ class Watch:
     async def _listen(self, url: str) -> None:
         connection: Connection = await load_driver().connect(url, timeout=10.0, command_timeout=10.0)
         is_cut = asyncio.Event()
-        connection.add_termination_listener(lambda _: is_cut.set())
+
+        def cut(_: Connection) -> None:
+            is_cut.set()
+
+        connection.add_termination_listener(cut)
         try:
             await connection.add_listener(self._link.schema, self._heard)
             await self._look()
