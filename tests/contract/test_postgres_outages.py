@@ -122,6 +122,34 @@ async def _when_it_can(store: PostgresStore, session: str) -> Any:
             await asyncio.sleep(0.01)
 
 
+async def test_a_claim_that_is_tried_again_knows_of_the_outage_between(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema, hand = new_schema(), Hand()
+    async with (
+        opened(PostgresStore(postgres, schema=schema, beat=600)) as living,
+        opened(PostgresStore(postgres, schema=schema, beat=600)) as other,
+    ):
+        monkeypatch.setattr(other._use().owners, "_outages", Outages(beat=2.0, dead_after=6.0, clock=hand))
+        await living.append(first("s", 1))
+        await living.join("living")
+        await other.join("other")
+        assert await living.claim("s", "living")
+        link = other._use().link
+        await link.ask(lambda it: it.execute(f"UPDATE {schema}.owners SET beat_at = beat_at - interval '50 seconds'"))
+        real = link._once
+
+        async def out_of_order(question: Any) -> Any:
+            hand.now += 60
+            monkeypatch.setattr(link, "_once", real)
+            raise StoreError("Not now.", retry_after=1.0)
+
+        monkeypatch.setattr(link, "_once", out_of_order)
+        assert await other.claim("s", "other") is None
+        monkeypatch.setattr(other._use().owners, "_outages", Outages(beat=2.0, dead_after=6.0, clock=hand))
+        assert await other.claim("s", "other")
+
+
 async def test_a_row_of_long_ago_is_forgotten(postgres: str) -> None:
     async with opened(PostgresStore(postgres, schema=new_schema(), beat=600)) as store:
         await store.join("old")
