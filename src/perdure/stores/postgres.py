@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -121,13 +123,13 @@ class PostgresStore:
                     timeout=self._timeout,
                     pooled=self._pooled,
                 )
-                await link.open()
+                await link.open(self.direct)
                 owners = Owners(link, beat=self._beat, dead_after=self._dead_after)
                 lines = DeltaLines(link)
                 artifacts = Artifacts(link, self._places, self._inside)
                 room = asyncio.Semaphore(max(1, self._connections - KEPT_FREE))
                 groups = Groups(link, self._busy)
-                quotas = Quotas(link, owners.dead_after)
+                quotas = Quotas(link, lambda: owners.dead_after)
                 lines_to = {"?": lines.heard, "~": lines.heard, "!": quotas.heard}
                 watch = Watch(link, self.direct, poll=self._poll, others=lines_to, missed=quotas.look)
                 self._parts = _Open(os.getpid(), link, owners, watch, lines, quotas, room, artifacts, groups)
@@ -144,10 +146,9 @@ class PostgresStore:
                 self._parts = None
                 if self._busy:
                     await asyncio.wait(self._busy)
-                await parts.lines.close()
-                await parts.watch.close()
-                await parts.owners.close()
-                await parts.link.close()
+                async with AsyncExitStack() as closing:  # the last first, and each whatever the others do
+                    for part in (parts.link, parts.owners, parts.watch, parts.lines):
+                        closing.push_async_callback(part.close)
 
     def _use(self) -> _Open:
         parts = self._parts
@@ -158,11 +159,15 @@ class PostgresStore:
         return parts
 
     async def _ask(self, method: str, sql: str, *values: object, tries: int = 3) -> Any:
-        """One statement, that may be sent twice; whoever closes the store waits for it."""
+        """One statement, that may be sent twice; whoever closes the store waits for it.
+
+        A value that is a function is asked anew each time.
+        """
         link = self._use().link
 
         async def question(connection: Connection) -> Any:
-            return await getattr(connection, method)(link.sql(sql), *values)
+            now = [value() if callable(value) else value for value in values]
+            return await getattr(connection, method)(link.sql(sql), *now)
 
         asked = asyncio.ensure_future(link.ask(question, tries=tries))
         self._busy.add(asked)
@@ -356,10 +361,14 @@ class PostgresStore:
             raise terms.not_joined(owner)
         self._check(session)
         name, me = key(session), kept(owner)
+
+        def dead_after() -> timedelta:  # a second try may come after an outage
+            return owners.dead_after
+
         if capacity and capacity.caps and not force:
-            row = await self._ask("fetchrow", CLAIM_WITHIN, name, me, owners.dead_after, *cap_values(capacity))
+            row = await self._ask("fetchrow", CLAIM_WITHIN, name, me, dead_after, *cap_values(capacity))
         else:
-            row = await self._ask("fetchrow", _CLAIM, name, me, force, owners.dead_after)
+            row = await self._ask("fetchrow", _CLAIM, name, me, force, dead_after)
         if row is not None:
             return Claim(row["epoch"], row["head"], None if row["last"] is None else meant(row["last"]))
         await self._require(session)

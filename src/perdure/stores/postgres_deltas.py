@@ -33,6 +33,7 @@ class DeltaLines:
         self._followed: dict[bytes, list[Heard]] = {}
         self._driven: dict[bytes, list[Callable[[], None]]] = {}
         self._asked_at: dict[bytes, float] = {}
+        self._forget_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Future[None]] = set()
 
@@ -65,6 +66,7 @@ class DeltaLines:
             if asker == self._own:
                 return
             now = asyncio.get_running_loop().time()
+            self._forget(now)
             for name in map(bytes.fromhex, names):
                 self._asked_at[name] = now
                 for wanted in (*self._driven.get(name, ()),):
@@ -81,14 +83,18 @@ class DeltaLines:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _forget(self, now: float) -> None:
+        """What nobody wants any more goes, now and then: a process may hear of sessions that it never drives."""
+        if now >= self._forget_at:
+            self._asked_at = {name: at for name, at in self._asked_at.items() if at + WANTED_FOR > now}
+            self._forget_at = now + WANTED_FOR
+
     async def _keep_asking(self) -> None:
         while True:
             await asyncio.sleep(ASK_EVERY)
             names = list(self._followed)
             for at in range(0, len(names), KEYS_AT_ONCE):
                 await self._ask(names[at : at + KEYS_AT_ONCE])
-            long_ago = asyncio.get_running_loop().time() - WANTED_FOR
-            self._asked_at = {name: at for name, at in self._asked_at.items() if at > long_ago}
 
     async def _ask(self, names: list[bytes]) -> None:
         await self._notify(f"?{self._own} {' '.join(name.hex() for name in names)}")

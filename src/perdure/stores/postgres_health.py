@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from perdure.stores.postgres import PostgresStore
-from perdure.stores.postgres_link import load_driver, told
+from perdure.stores.postgres_link import failures, load_driver, told
 
 HEARD_WITHIN = 5.0
 COMMITS = 5
@@ -48,7 +48,7 @@ async def examine(store: PostgresStore) -> Health:
             )
         finally:
             connection.terminate()
-    except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError) as error:
+    except failures() as error:
         raise told(error) from error
 
 
@@ -60,7 +60,7 @@ async def _listens(driver: Any, connection: Any, direct: str) -> bool:
 
     try:
         listening = await driver.connect(direct, timeout=10.0, command_timeout=10.0)
-    except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError):
+    except failures():
         return False
     try:
         await listening.add_listener(channel, hear)

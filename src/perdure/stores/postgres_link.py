@@ -50,7 +50,7 @@ class Link:
         self._pooled = pooled
         self._pool: Any = None
 
-    async def open(self) -> None:
+    async def open(self, direct: str | None = None) -> None:
         asyncpg = load_driver()
         try:
             self._pool = await self._spoken(
@@ -66,22 +66,33 @@ class Link:
                 )
             )
         except ValueError:
-            raise UsageError(  # what the driver says could show a part of the password
-                "The store's address cannot be read; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, and what is"
-                " special in a password as %40 for @, %3A for :, %2F for / and %3F for ?."
-            ) from None
+            raise _unreadable("The store's address") from None
         try:
+            if direct not in (None, self.url):
+                await self._check_direct(direct)
             await self._migrate()
         except BaseException:
             await self.close()
             raise
+
+    async def _check_direct(self, url: str) -> None:
+        """An address that cannot be right is refused; a server that is only out of order may come back."""
+        try:
+            connection = await self._spoken(load_driver().connect(url, timeout=self._timeout))
+        except ValueError:
+            raise _unreadable("The store's direct address") from None
+        except StoreError as error:
+            if error.retry_after is None:
+                raise
+        else:
+            connection.terminate()
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
                 await asyncio.wait_for(pool.close(), self._timeout)
-            except (TimeoutError, OSError):
+            except failures():
                 pool.terminate()
 
     def sql(self, text: str) -> str:
@@ -124,12 +135,11 @@ class Link:
         return await self._spoken(asked())
 
     async def _spoken(self, work: Awaitable[T]) -> T:
-        asyncpg = load_driver()
         try:
             return await work
         except PerdureError:
             raise
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except failures() as error:
             raise told(error) from error
 
     async def _migrate(self) -> None:
@@ -162,6 +172,12 @@ class Link:
         return await connection.fetchval(self.sql("SELECT max(version) FROM @schema.migrations"))
 
 
+def failures() -> tuple[type[Exception], ...]:
+    """All that the driver raises when PostgreSQL does not do what it is asked."""
+    asyncpg = load_driver()
+    return (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+
+
 def told(error: BaseException) -> StoreError:
     """What went wrong, for people; the driver's own words are behind it."""
     asyncpg = load_driver()
@@ -179,6 +195,13 @@ def told(error: BaseException) -> StoreError:
     if isinstance(error, TimeoutError):
         words = "it did not answer in time"
     return StoreError(f"PostgreSQL cannot serve this now ({words}); try again.", retry_after=RETRY_AFTER)
+
+
+def _unreadable(what: str) -> UsageError:
+    return UsageError(  # what the driver says could show a part of the password
+        f"{what} cannot be read; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, and what is special in a password"
+        " as %40 for @, %3A for :, %2F for / and %3F for ?."
+    )
 
 
 def _scripts() -> list[str]:

@@ -22,7 +22,7 @@ HeardQuota = Callable[[str, float | None], None]
 class Quotas:
     """Who wants to hear of quotas here, and what is asked about them."""
 
-    def __init__(self, link: Link, dead_after: timedelta) -> None:
+    def __init__(self, link: Link, dead_after: Callable[[], timedelta]) -> None:
         self._link = link
         self._dead_after = dead_after
         self._followers: list[HeardQuota] = []
@@ -57,7 +57,7 @@ class Quotas:
         return await self._ask("SELECT @schema.enter_quota($1, $2)", quota, PATIENCE)
 
     async def answer(self, quota: str, *, passed: bool) -> None:
-        await self._ask("SELECT @schema.answer_quota($1, $2, $3)", quota, passed, self._dead_after)
+        await self._ask("SELECT @schema.answer_quota($1, $2, $3)", quota, passed, self._dead_after())
 
     async def _ask(self, sql: str, *values: object) -> float | None:
         asking = self._link.ask(lambda connection: connection.fetchval(self._link.sql(sql), *values), tries=1)

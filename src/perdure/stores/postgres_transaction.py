@@ -15,7 +15,7 @@ from perdure.core.errors import Conflict, PerdureError, StaleEpoch, TransactionL
 from perdure.ports import Batch, Transaction
 from perdure.stores import terms
 from perdure.stores.postgres_batch import append_values, refusal
-from perdure.stores.postgres_link import Link, load_driver, told
+from perdure.stores.postgres_link import Link, failures, told
 from perdure.stores.postgres_names import key
 
 IDLE_SECONDS = 60
@@ -47,14 +47,14 @@ class PostgresTransaction:
         values = append_values(batch, terms.times_of(batch))
         try:
             said = await self._connection.fetchval(self._append, *values)
-        except _failures() as error:
+        except failures() as error:
             await self.roll_back()
             raise TransactionLost(f"PostgreSQL broke it off: {error}") from error
         if said:
             await self._refuse(refusal(batch, said))
         try:
             await self._transaction.commit()
-        except _failures() as error:
+        except failures() as error:
             raise told(error) from error
         finally:
             await self._let_go()
@@ -62,7 +62,7 @@ class PostgresTransaction:
 
     async def roll_back(self) -> None:
         if self._connection is not None:
-            with suppress(*_failures()):
+            with suppress(*failures()):
                 await self._transaction.rollback()
             await self._let_go()
 
@@ -79,7 +79,7 @@ class PostgresTransaction:
             await self._transaction.start()
             # A worker that is stopped in the middle must not keep its locks for ever.
             await connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
-        except _failures() as error:
+        except failures() as error:
             await self._let_go()
             raise told(error) from error
         return connection
@@ -115,8 +115,3 @@ class _Waited:
 
     def execute(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return asyncio.run_coroutine_threadsafe(self._awaited.execute(sql, *values), self._loop).result()
-
-
-def _failures() -> tuple[type[BaseException], ...]:
-    asyncpg = load_driver()
-    return (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)

@@ -6,15 +6,17 @@ Rule: whoever watches hears of every commit; while the connection is broken, hea
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from perdure.core.errors import StoreError
 from perdure.stores import terms
-from perdure.stores.postgres_link import Connection, Link, load_driver
+from perdure.stores.postgres_link import Connection, Link, failures, load_driver
 from perdure.stores.postgres_names import key
 
+_logger = logging.getLogger("perdure")
 Notify = Callable[[int], None]
 HEX = frozenset("0123456789abcdef")
 
@@ -71,8 +73,7 @@ class Watch:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)
 
     def _remove(self, session: str | None, notify: Notify) -> None:
         watchers = self._all if session is None else self._watched.get(key(session), [])
@@ -84,27 +85,36 @@ class Watch:
     async def _follow(self) -> None:
         looks = 0
         while True:
-            if self._direct is None:
-                await asyncio.sleep(self._poll)
+            looks += 1
+            try:
                 await self._look()
-                looks += 1
-                if not looks % MISSED_EVERY:
+                if self._direct is not None:
+                    await self._listen(self._direct)
+                elif not looks % MISSED_EVERY:
                     await self._missed()
-                continue
-            with suppress(StoreError, OSError, TimeoutError, load_driver().PostgresError, load_driver().InterfaceError):
-                await self._listen(self._direct)
-            await asyncio.sleep(COME_BACK_AFTER)
-            await self._look()
+            except (StoreError, *failures()):
+                pass  # out of order for a while
+            except Exception as error:  # noqa: BLE001 - whoever watches would wait for ever
+                _logger.warning("Following PostgreSQL failed and goes on: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(self._poll if self._direct is None else COME_BACK_AFTER)
 
     async def _listen(self, url: str) -> None:
         connection: Connection = await load_driver().connect(url, timeout=10.0, command_timeout=10.0)
+        is_cut = asyncio.Event()
+
+        def cut(_: Connection) -> None:
+            is_cut.set()
+
+        connection.add_termination_listener(cut)
         try:
             await connection.add_listener(self._link.schema, self._heard)
             await self._look()
             await self._missed()
             while not connection.is_closed():
-                await asyncio.sleep(CHECK_EVERY)
-                await connection.execute("SELECT 1")
+                try:
+                    await asyncio.wait_for(is_cut.wait(), CHECK_EVERY)
+                except TimeoutError:
+                    await connection.execute("SELECT 1")
         finally:
             connection.terminate()
 
