@@ -1,12 +1,12 @@
-"""What is Temporal's own: a namespace that is not there, and a queue that it refuses."""
+"""What is Temporal's own: a namespace that is not there, and a worker that ends."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 
 import pytest
+from temporalio.client import Client
 
 from perdure import Runtime, UsageError
 from perdure.engines.temporal import TemporalEngine
@@ -32,26 +32,32 @@ async def test_a_namespace_that_is_not_there_is_one_sentence(server: TemporalSer
 
 
 async def test_no_server_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="^Temporal does not answer at 127.0.0.1:1 "):
+    with pytest.raises(UsageError, match=r"^Temporal does not answer at 127\.0\.0\.1:1 "):
         await TemporalEngine("127.0.0.1:1", SystemClock()).start(Sheet("clerk"))
 
 
-async def test_a_queue_that_temporal_refuses_is_said_and_its_sessions_are_driven_all_the_same(
+async def test_a_worker_of_temporals_that_ends_is_said_and_its_sessions_are_driven_all_the_same(
     server: TemporalServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def namespace_gone_since(engine: TemporalEngine, owner: str) -> Client:
+        return await Client.connect(server.address, namespace="GONE", identity=owner)
+
     monkeypatch.setattr("perdure.runtime.lookout.LOOK_EVERY", 0.1)
-    too_long = "q" * 1100
-    sheet = Sheet(too_long)
+    monkeypatch.setattr(TemporalEngine, "_connect", namespace_gone_since)
+    sheet = Sheet("clerk")
     engine = TemporalEngine(server.address, SystemClock())
 
     def warnings() -> list[str]:
-        return [r.getMessage() for r in caplog.records if (r.name, r.levelno) == ("perdure", logging.WARNING)]
+        said = "Temporal's worker of the queue clerk has ended, start this process again: "
+        return [record.getMessage() for record in caplog.records if record.getMessage().startswith(said)]
 
     await engine.start(sheet)
     try:
-        await until(lambda: any("Temporal's worker of the queue" in warning for warning in warnings()))
+        await until(warnings)
         sheet.due.add("session")
         await until(lambda: sheet.ended["session"])
     finally:
         await soon(engine.drain(0))
-    assert len([warning for warning in warnings() if too_long in warning]) == 1
+    assert len(warnings()) == 1
+    assert "GONE" in warnings()[0]
+    assert {(record.name, record.levelname) for record in caplog.records} == {("perdure", "WARNING")}

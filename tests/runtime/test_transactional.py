@@ -258,7 +258,7 @@ def test_the_parameter_makes_the_effect() -> None:
         "ALTER TABLE records RENAME TO gone",
         "ALTER TABLE records RENAME COLUMN seq TO gone",
         "ALTER TABLE drafts ADD COLUMN mine TEXT",
-        "ALTER TABLE metadata DROP COLUMN value",
+        "ALTER TABLE sessions DROP COLUMN priority",
         "CREATE TEMP TABLE Records (no, seq)",
         "CREATE TEMP VIEW records AS SELECT 1",
         "CREATE TABLE IF NOT EXISTS records (no)",
