@@ -217,6 +217,7 @@ class Runtime:
                 capacity=self._capacity,
             )
             engine = resolve_engine(self._engine, self._clock, store, queues=self._queues)
+            _check_resolver(self._resolve, engine)
             host = Host(world, engine, self._resolve, _about(engine))
             stack.push_async_callback(world.close)
             files = AgentFiles("agents=[…]")
@@ -454,6 +455,12 @@ def _checked_queues(queues: Sequence[str] | None, engine: str | Engine | None) -
     if queues is not None and not isinstance(engine, str):
         raise UsageError("Runtime(queues=…) is for an engine that is given by its name; tell this one which it serves.")
     return queues
+
+
+def _check_resolver(resolve: Resolve | None, engine: Engine | None) -> None:
+    """Other engines have a queue for every agent that is known at the start, and never hear of the rest."""
+    if resolve is not None and engine is not None and not getattr(engine, "any_queue", False):
+        raise UsageError("Runtime(resolve=…) works with the local engine alone; name the agents in agents=[…] instead.")
 
 
 def _checked_id(id: str | None) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Runtime
+from perdure.cli.working import Plain
 from perdure.events import CallChecked
 from perdure.testing import ScriptedModel
 from tests.cli.command import Command
@@ -198,3 +201,18 @@ def test_what_is_wrong_is_one_sentence(perdure: Command) -> None:
     assert said.stderr == "perdure: The engine 'dbos' needs PostgreSQL; name a store like 'postgresql://…'.\n"
     said = perdure.call("worker", "-a", "agents.py:clerk", "--engine", "steam", "--store", "sqlite:w.db", code=2)
     assert "'steam' names no engine" in said.stderr
+
+
+def test_an_error_is_logged_in_one_line_unless_debug_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        raise ValueError("no such\ncolumn")
+    except ValueError:
+        record = logging.LogRecord("perdure", logging.ERROR, __file__, 1, "the hook %s failed", ("h",), sys.exc_info())
+    formatter = Plain("%(levelname)s %(message)s")
+    monkeypatch.delenv("PERDURE_DEBUG", raising=False)
+    assert formatter.format(record) == "ERROR the hook h failed: ValueError: no such column"
+    monkeypatch.setenv("PERDURE_DEBUG", "1")
+    assert formatter.format(record).splitlines()[:2] == [
+        "ERROR the hook h failed",
+        "Traceback (most recent call last):",
+    ]

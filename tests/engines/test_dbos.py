@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
@@ -11,6 +12,7 @@ import pytest
 from dbos import DBOS
 
 from perdure import Agent, Runtime, StoreError, UsageError
+from perdure.engines import dbos
 from perdure.engines.dbos import DbosEngine
 from perdure.runtime import lookout
 from perdure.runtime.clock import SystemClock
@@ -66,6 +68,34 @@ async def test_a_quiet_queue_is_polled_seldom_and_what_comes_then_does_not_wait_
             await soon(polled(0.05))
     finally:
         await connection.close()
+
+
+@pytest.mark.parametrize(("pages", "left"), [(20, 0), (2, 3)])
+async def test_finished_units_are_removed_page_by_page(
+    postgres: str, monkeypatch: pytest.MonkeyPatch, pages: int, left: int
+) -> None:
+    monkeypatch.setattr(dbos, "PAGE", 2)
+    monkeypatch.setattr(dbos, "PAGES", pages)
+    monkeypatch.setattr(dbos, "KEPT_FOR", timedelta(hours=-1))
+    sheet, schema = Sheet("clerk"), f"{new_schema()}_dbos"
+    engine = DbosEngine(postgres, SystemClock(), schema=schema, poll=0.05)
+    await engine.start(sheet)
+
+    def ended() -> int:
+        return len(DBOS.list_workflows(name=dbos.UNIT, status="SUCCESS", load_input=False, load_output=False))
+
+    async def all_ended() -> None:
+        while await asyncio.to_thread(ended) < 7:
+            await asyncio.sleep(0.01)
+
+    try:
+        for number in range(7):
+            engine.submit(f"session-{number}", "clerk")
+        await soon(all_ended())
+        await asyncio.to_thread(dbos._forget)
+        assert await asyncio.to_thread(ended) == left
+    finally:
+        await engine.drain(0)
 
 
 async def test_a_process_with_dbos_of_its_own_is_told_so(tmp_path: Path, postgres: str) -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from perdure import Agent, Limits, RunResult, Runtime, ToolContext, UsageError, tool
 from perdure.core.specs import Overrides
+from perdure.engines.dbos import DbosEngine
 from perdure.events import AgentPinned, ModelCalled, RunStarted, SettingsChanged
 from perdure.plugins import Hooks
 from perdure.ports import ModelRequest, SessionQuery, Store
+from perdure.runtime.clock import SystemClock
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock, ScriptedModel, call
 from perdure.tools import frontend
@@ -385,6 +387,19 @@ async def test_a_resolver_finds_agents_once(store: str | Store, way: str) -> Non
             with pytest.raises(UsageError, match="The agent 'mars' is not known here"):
                 await runtime.open("mars")
         assert directory.asked[2:] == ["mars", "mars"], "who is not there may come later"
+
+
+@pytest.mark.parametrize("engine", ["temporal://127.0.0.1:1", "restate://127.0.0.1:1", "dbos"])
+async def test_a_resolver_is_refused_where_an_engine_has_queues_of_known_agents(engine: str) -> None:
+    given: Any = engine if engine != "dbos" else DbosEngine("postgresql://localhost:1/x", SystemClock())
+    with pytest.raises(UsageError, match=r"^Runtime\(resolve=…\) works with the local engine alone; name the agents"):
+        async with Runtime("memory:", resolve=Directory("clerk"), engine=given):
+            pass
+
+
+async def test_a_resolver_goes_with_a_process_that_drives_nothing() -> None:
+    async with Runtime("memory:", resolve=Directory("clerk"), engine=None, model=Told().model) as runtime:
+        assert (await runtime.open("clerk")).agent == "clerk"
 
 
 async def test_hand_offs_find_their_targets_with_the_resolver(store: str | Store) -> None:

@@ -244,7 +244,26 @@ def test_the_parameter_makes_the_effect() -> None:
 
 @pytest.mark.parametrize(
     "sql",
-    ["DELETE FROM records", "UPDATE sessions SET epoch = 9", "COMMIT", "DROP TABLE records", "PRAGMA user_version = 9"],
+    [
+        "DELETE FROM records",
+        "UPDATE sessions SET epoch = 9",
+        "COMMIT",
+        "DROP TABLE records",
+        "PRAGMA user_version = 9",
+        "CREATE TRIGGER t AFTER INSERT ON records BEGIN SELECT 1; END",
+        "CREATE TEMP TRIGGER t AFTER INSERT ON records BEGIN SELECT 1; END",
+        "CREATE INDEX mine ON records (seq)",
+        "CREATE UNIQUE INDEX mine ON Sessions (agent)",
+        "DROP INDEX sessions_wake",
+        "ALTER TABLE records RENAME TO gone",
+        "ALTER TABLE records RENAME COLUMN seq TO gone",
+        "ALTER TABLE drafts ADD COLUMN mine TEXT",
+        "ALTER TABLE sessions DROP COLUMN priority",
+        "CREATE TEMP TABLE Records (no, seq)",
+        "CREATE TEMP VIEW records AS SELECT 1",
+        "CREATE TABLE IF NOT EXISTS records (no)",
+        "CREATE TEMP TABLE mine (no); ALTER TABLE mine RENAME TO records",
+    ],
 )
 async def test_on_sqlite_the_log_is_out_of_reach(sql: str, tmp_path: Path) -> None:
     @tool
@@ -259,6 +278,52 @@ async def test_on_sqlite_the_log_is_out_of_reach(sql: str, tmp_path: Path) -> No
         [(_, outcome, text)] = await told(session)
         assert outcome == "error"
         assert "not authorized" in text
+
+
+async def test_on_sqlite_a_trigger_of_the_store_is_not_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+
+    @tool
+    def meddle(tx: Transaction) -> str:
+        tx.execute("DROP TRIGGER audit")
+        return "done"
+
+    agent = agent_of([call("meddle")], tools=[meddle])
+    async with Runtime(SqliteStore(path), agents=[agent]):
+        pass
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TRIGGER audit AFTER DELETE ON records BEGIN SELECT 1; END")
+    connection.close()
+    async with Runtime(SqliteStore(path), agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="s")
+        await soon(session.run("go"))
+        [(_, outcome, text)] = await told(session)
+        assert (outcome, "not authorized" in text) == ("error", True)
+
+
+async def test_on_sqlite_tables_of_ones_own_are_changed_as_one_likes(tmp_path: Path) -> None:
+    @tool
+    def arrange(tx: Transaction) -> int:
+        for sql in (
+            "CREATE TABLE mine (records TEXT, wake REAL)",
+            "CREATE INDEX mine_wake ON mine (wake)",
+            "CREATE TRIGGER counted AFTER INSERT ON mine BEGIN UPDATE mine SET wake = 1; END",
+            "INSERT INTO mine (records) VALUES ('a')",
+            "UPDATE mine SET records = 'b'",
+            "ALTER TABLE mine ADD COLUMN more TEXT",
+            "DROP TRIGGER counted",
+            "DROP INDEX mine_wake",
+            "ALTER TABLE mine RENAME TO others",
+        ):
+            tx.execute(sql)
+        return len(tx.execute("SELECT * FROM others WHERE records = 'b' AND wake = 1"))
+
+    agent = agent_of([call("arrange")], tools=[arrange])
+    async with Runtime(SqliteStore(tmp_path / "s.db"), agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="s")
+        assert (await soon(session.run("go"))).output == "Done."
+        [(_, outcome, text)] = await told(session)
+        assert (outcome, text) == ("ok", "1")
 
 
 async def test_on_sqlite_it_is_capped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ def check_agent(session: str, state: SessionState, given: Given, loaded: str | N
 class SoloEngine:
     """Drives the sessions that were taken here and those of their sub-agents; not those that a message reaches."""
 
+    any_queue = True
+
     def __init__(self, clock: Clock) -> None:
         self.root_of: Callable[[str], Awaitable[str]] | None = None
         self._engine = LocalEngine(clock)

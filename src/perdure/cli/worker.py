@@ -21,7 +21,10 @@ def worker(
     ] = "local",
     model: ModelOption = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="How many sessions at once.", min=1, show_default="no limit")
+        int | None,
+        typer.Option(
+            help="How many sessions at once; with dbos and temporal, of each queue.", min=1, show_default="no limit"
+        ),
     ] = None,
     queues: Annotated[
         list[str] | None,

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from copy import copy
 from typing import Any, cast
 
 import msgspec
@@ -74,10 +75,16 @@ async def work(station: Station, *, json: bool) -> None:
 
 
 class Plain(logging.Formatter):
-    """One line for a message; --debug shows where an error comes from."""
+    """One line for a message, its error at the end; --debug shows where that comes from."""
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging gives it
-        return super().formatException(ei) if os.environ.get("PERDURE_DEBUG") else f"{ei[0].__name__}: {ei[1]}"
+    def format(self, record: logging.LogRecord) -> str:
+        if os.environ.get("PERDURE_DEBUG"):
+            return super().format(record)
+        plain = copy(record)
+        plain.exc_info = plain.exc_text = plain.stack_info = None
+        error = record.exc_info[1] if record.exc_info else None
+        parts = [super().format(plain), *((type(error).__name__, str(error)) if error is not None else ())]
+        return " ".join(": ".join(filter(None, parts)).split())
 
 
 def _log_plainly() -> None:

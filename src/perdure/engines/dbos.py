@@ -35,6 +35,8 @@ FORGET_EVERY = 30
 """Looks: so often finished units are removed."""
 KEPT_FOR = timedelta(hours=1)
 PAGE = 1000
+PAGES = 20
+"""So many are removed at a time, so that a look does not take too long."""
 LOCKS_HELD_FOR = 3.0
 
 
@@ -52,7 +54,7 @@ class Json(Serializer):
 
 
 class DbosEngine:
-    """One for a process, because DBOS is. `concurrency`: so many sessions of a queue at once, per process.
+    """One for a process, because DBOS is. `concurrency`: so many sessions of each queue at once, per process.
 
     `poll`: so often each process looks at a queue, in seconds: what is submitted waits half of that on average.
     """
@@ -243,13 +245,16 @@ def _take_over(living: Sequence[str]) -> None:
 
 def _forget() -> None:
     before = (datetime.now(UTC) - KEPT_FOR).isoformat()
-    ended = DBOS.list_workflows(
-        name=UNIT,
-        status=["SUCCESS", "ERROR", "CANCELLED"],
-        completed_before=before,
-        limit=PAGE,
-        load_input=False,
-        load_output=False,
-    )
-    if ended:
-        DBOS.delete_workflows([unit.workflow_id for unit in ended])
+    for _ in range(PAGES):
+        ended = DBOS.list_workflows(
+            name=UNIT,
+            status=["SUCCESS", "ERROR", "CANCELLED"],
+            completed_before=before,
+            limit=PAGE,
+            load_input=False,
+            load_output=False,
+        )
+        if ended:
+            DBOS.delete_workflows([unit.workflow_id for unit in ended])
+        if len(ended) < PAGE:
+            return

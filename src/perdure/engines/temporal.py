@@ -9,15 +9,17 @@ nothing but the uid.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
 from temporalio import activity, workflow
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.common import RetryPolicy, WorkflowIDConflictPolicy
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from perdure.core.errors import UsageError
@@ -33,6 +35,8 @@ LONGEST = timedelta(days=365)
 MANY = 1000
 LONGEST_NAME = 450
 ASKED_AT_ONCE = 20
+
+_logger = logging.getLogger("perdure")
 
 
 @workflow.defn(name=UNIT)
@@ -51,7 +55,7 @@ class Drive:
 
 
 class TemporalEngine:
-    """`concurrency`: so many sessions of a queue at once, per process."""
+    """`concurrency`: so many sessions of each queue at once, per process."""
 
     def __init__(
         self,
@@ -78,11 +82,7 @@ class TemporalEngine:
 
     async def start(self, work: Work) -> None:
         served = [queue for queue in work.queues if self.queues is None or queue in self.queues]
-        try:
-            self._client = await Client.connect(self._address, namespace=self._namespace, identity=work.owner)
-        except (RuntimeError, RPCError) as error:
-            said = " ".join(str(error).split())
-            raise UsageError(f"Temporal does not answer at {self._address} ({said}); start it first.") from None
+        self._client = await self._connect(work.owner)
         self._units = Units(self._clock, work.drive)
         for queue in served:
             worker = Worker(
@@ -98,7 +98,9 @@ class TemporalEngine:
                 default_heartbeat_throttle_interval=timedelta(seconds=BEAT_EVERY),
             )
             self._workers.append(worker)
-            self._tasks.append(asyncio.ensure_future(worker.run()))
+            running = asyncio.ensure_future(worker.run())
+            running.add_done_callback(partial(self._note_end, queue))
+            self._tasks.append(running)
         begin = partial(self._units.begin_beside, self.concurrency)
         lookout = Lookout(self._clock, work, self.submit, _nothing, begin)
         self._tasks.append(asyncio.ensure_future(lookout.keep(served)))
@@ -137,6 +139,26 @@ class TemporalEngine:
         for worker in self._workers:
             await worker.shutdown()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connect(self, owner: str) -> Client:
+        """Temporal lets anybody connect; whether the namespace is there has to be asked."""
+        try:
+            client = await Client.connect(self._address, namespace=self._namespace, identity=owner)
+            await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=self._namespace))
+        except (RuntimeError, RPCError) as error:
+            if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
+                there = f"Temporal at {self._address} has no namespace {self._namespace!r}"
+                raise UsageError(f"{there}; make it there, or name another one.") from None
+            said = " ".join(str(error).split())
+            raise UsageError(f"Temporal does not answer at {self._address} ({said}); start it first.") from None
+        return client
+
+    def _note_end(self, queue: str, running: asyncio.Task[None]) -> None:
+        """Nobody waits for it; the lookout goes on with its sessions, later."""
+        error = None if running.cancelled() else running.exception()
+        if error is not None and self._client is not None:
+            said = " ".join(str(error).split())
+            _logger.warning("Temporal's worker of the queue %s has ended, start this process again: %s", queue, said)
 
     @activity.defn(name=UNIT)
     async def _unit(self, session: str) -> None:

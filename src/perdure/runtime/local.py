@@ -20,7 +20,10 @@ class LocalEngine:
     """Several processes with one each may share a store: whoever claims a session first drives it.
 
     `queues`: only these are served here; None, those of all agents that are known, and of their tools.
+    `any_queue`: it also finds sessions of agents that nobody knew at the start.
     """
+
+    any_queue = True
 
     def __init__(
         self,

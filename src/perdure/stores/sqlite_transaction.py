@@ -25,13 +25,22 @@ SECONDS = 5.0
 """For this long a tool's body may hold up everybody who wants to write."""
 
 _OWN_TABLES = frozenset(("sessions", "records", "metadata", "artifacts", "drafts"))
-_CHANGES = frozenset(
-    getattr(apsw, f"SQLITE_{name}")
-    for name in ("INSERT", "UPDATE", "DELETE", "DROP_TABLE", "DROP_INDEX", "CREATE_TRIGGER", "CREATE_INDEX")
+
+
+def _operations(*names: str) -> frozenset[int]:
+    return frozenset(getattr(apsw, f"SQLITE_{name}") for name in names)
+
+
+_OF_FIRST = _operations("INSERT", "UPDATE", "DELETE", "CREATE_VTABLE", "DROP_VTABLE") | _operations(
+    # One of the same name, if only a temporary one, would take the place of the store's own.
+    *(f"{verb}_{kind}" for verb in ("CREATE", "DROP") for kind in ("TABLE", "TEMP_TABLE", "VIEW", "TEMP_VIEW"))
 )
-_FORBIDDEN = frozenset(
-    getattr(apsw, f"SQLITE_{name}") for name in ("TRANSACTION", "SAVEPOINT", "ATTACH", "DETACH", "PRAGMA")
+"""SQLite names the table first."""
+_OF_SECOND = _operations("ALTER_TABLE") | _operations(
+    *(f"{verb}_{kind}" for verb in ("CREATE", "DROP") for kind in ("INDEX", "TEMP_INDEX", "TRIGGER", "TEMP_TRIGGER"))
 )
+"""SQLite names the table after the index, the trigger or the database."""
+_FORBIDDEN = _operations("TRANSACTION", "SAVEPOINT", "ATTACH", "DETACH", "PRAGMA")
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -133,14 +142,20 @@ def _said(error: BaseException) -> BaseException:
     return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__} in a transaction")
 
 
+def _is_refused(operation: int, first: str, second: str) -> bool:
+    if operation == apsw.SQLITE_ALTER_TABLE and first == "temp":
+        return True  # its new name is not told, and may be one of the store's
+    if operation in _OF_FIRST:
+        return first.lower() in _OWN_TABLES
+    return operation in _FORBIDDEN or (operation in _OF_SECOND and second.lower() in _OWN_TABLES)
+
+
 @contextmanager
 def _guarded(connection: Any, until: float) -> Generator[None]:
     """A tool's statements end in time, and leave the store's own tables and its transaction alone."""
 
-    def allow(operation: int, name: str | None, _2: str | None, _3: str | None, _4: str | None) -> int:
-        if operation in _FORBIDDEN or (operation in _CHANGES and name in _OWN_TABLES):
-            return apsw.SQLITE_DENY
-        return apsw.SQLITE_OK
+    def allow(operation: int, first: str | None, second: str | None, _3: str | None, _4: str | None) -> int:
+        return apsw.SQLITE_DENY if _is_refused(operation, first or "", second or "") else apsw.SQLITE_OK
 
     connection.authorizer = allow
     connection.set_progress_handler(lambda: monotonic() > until, 1000)
