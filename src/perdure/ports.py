@@ -431,7 +431,8 @@ class Engine(Protocol):
 
     Promises: a session that has work is driven by somebody, at least once, until it settles, whoever dies meanwhile.
     The log promises the rest: nothing is done twice because a session was driven twice. What an engine passes on are
-    ids, never history.
+    ids, never history. One that also drives queues which nobody named at its start, by `work.sweep(None)`, may say so
+    with `any_queue = True`: then agents may be found by a resolver.
     """
 
     async def start(self, work: Work) -> None: ...
