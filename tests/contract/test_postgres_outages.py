@@ -233,7 +233,9 @@ async def test_a_cut_connection_is_noticed_at_once(postgres: str) -> None:
         connection = await load_driver().connect(postgres)
         stack.push_async_callback(connection.close)
         listening = f"FROM pg_stat_activity WHERE query LIKE 'LISTEN%{schema}%' AND pid <> pg_backend_pid()"
-        assert await connection.fetchval(f"SELECT count(pg_terminate_backend(pid)) {listening}") == 1
+        async with asyncio.timeout(5):  # what is watched is looked up once before it listens
+            while await connection.fetchval(f"SELECT count(pg_terminate_backend(pid)) {listening}") != 1:
+                await asyncio.sleep(0.01)
         await there.append(batch("s", 1, 2))
         async with asyncio.timeout(5):
             while 2 not in heads:

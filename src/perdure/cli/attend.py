@@ -42,7 +42,8 @@ async def attend(runtime: Runtime, session: Session[Any], run: Run[Any], view: V
                 await shown.to_the_end()
             await shown.up_to_date(session, *(place for _, place in asked))
             if not asked:
-                await _bring_the_rest(session, view)
+                waits = result.reason == "waiting"
+                await _bring_the_rest(session, view, session.state.seq if waits else shown.seq)
                 view.finish(session, result)
                 if session.state.run is None and (left := await at_work_below(runtime, session)):
                     view.leave(session, [row.id for row in left])
@@ -64,16 +65,18 @@ async def attend(runtime: Runtime, session: Session[Any], run: Run[Any], view: V
         view.close()
 
 
-async def _bring_the_rest(session: Session[Any], view: View) -> None:
-    """The last messages of a run may leave behind its end; what cannot be brought is told here."""
+async def _bring_the_rest(session: Session[Any], view: View, seq: int) -> None:
+    """The last messages of a run may leave behind its end; what cannot be brought is told here.
+
+    Perhaps it has been found out already, behind the last record that was shown.
+    """
     with suppress(TimeoutError):
-        if session.state.outbox:
-            seq = session.state.seq
-            async with asyncio.timeout(ERRAND_PATIENCE):
-                await until_brought(session)
-            for record in await session.records(after=seq):
-                if isinstance(record.event, MessageSettled):
-                    view.show(record)
+        async with asyncio.timeout(ERRAND_PATIENCE):
+            await until_brought(session)
+    if session.state.seq > seq:
+        for record in await session.records(after=seq):
+            if isinstance(record.event, MessageSettled):
+                view.show(record)
 
 
 def exit_code(result: RunResult[Any]) -> int:
@@ -157,6 +160,11 @@ class Shown:
             while not self._is_over and any(self._seqs.get(id, 0) < head for id, head in heads.items()):
                 self._moved.clear()
                 await asyncio.wait_for(self._moved.wait(), SHOW_PATIENCE)
+
+    @property
+    def seq(self) -> int:
+        """The last record of the session that was shown."""
+        return self._seqs.get(self._session.id, self._session.state.seq)
 
     async def to_the_end(self) -> None:
         """The stream of a run that is over ends by itself, with the last that its sub-agents did."""
