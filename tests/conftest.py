@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
-from tests.postgres import start_postgres
+from tests.postgres import OwnServer, start_postgres
 
 PREFIX = "figure: "
 SLOW_FILES = ("test_docs.py", "test_sqlite_processes.py", "test_user_sweep.py")
@@ -24,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def postgres() -> str:
     """The address of a PostgreSQL server; all workers of a test run share one."""
     return start_postgres(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
+
+
+@pytest.fixture
+def server() -> Iterator[OwnServer]:
+    """A PostgreSQL that one test may crash."""
+    own = OwnServer()
+    yield own
+    own.stop()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,13 +8,16 @@ import shutil
 import subprocess
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from os import getpid
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.stores.postgres import PostgresStore
 
 _numbers = count(1)
 
@@ -52,6 +55,15 @@ def _remove(folder: Path) -> None:
 
 def new_schema() -> str:
     return f"t{getpid()}_{next(_numbers)}"
+
+
+@asynccontextmanager
+async def opened(store: PostgresStore) -> AsyncIterator[PostgresStore]:
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 class OwnServer:

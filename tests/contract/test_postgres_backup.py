@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-
-import pytest
 
 from perdure import Agent, Runtime, tool
 from perdure.runtime.upkeep import check_session, digest_log, rows_of
@@ -14,13 +11,6 @@ from perdure.testing import ScriptedModel, call
 from tests.contract.test_stores import opened
 from tests.postgres import OwnServer
 from tests.runtime.scenes import soon
-
-
-@pytest.fixture
-def server() -> Iterator[OwnServer]:
-    own = OwnServer()
-    yield own
-    own.stop()
 
 
 @tool(effect="idempotent", ask=True)

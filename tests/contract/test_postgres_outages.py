@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -18,24 +17,8 @@ from perdure.stores.postgres_health import examine
 from perdure.stores.postgres_link import Link, load_driver
 from perdure.stores.postgres_owners import Outages
 from perdure.testing.store_samples import batch, first
-from tests.postgres import OwnServer, new_schema
+from tests.postgres import OwnServer, new_schema, opened
 from tests.runtime.scenes import soon, until
-
-
-@pytest.fixture
-def server() -> Iterator[OwnServer]:
-    own = OwnServer()
-    yield own
-    own.stop()
-
-
-@asynccontextmanager
-async def opened(store: PostgresStore) -> AsyncIterator[PostgresStore]:
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 class Hand:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +17,12 @@ from perdure.testing import ScriptedModel, call
 from perdure.testing.children import in_child
 from perdure.testing.store_samples import batch, data_of, first
 from tests.crash.ledger import LEDGER, Deed, read_lines, write_line
-from tests.postgres import Cutter, OwnServer, new_schema
+from tests.postgres import Cutter, OwnServer, new_schema, opened
 from tests.runtime.scenes import check_log, collect, until
 
 SESSIONS = 8
 TURNS = 20
 PATIENCE = 90.0
-
-
-@pytest.fixture
-def server() -> Iterator[OwnServer]:
-    own = OwnServer()
-    yield own
-    own.stop()
-
-
-@asynccontextmanager
-async def opened(store: PostgresStore) -> AsyncIterator[PostgresStore]:
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 def make_agent(ledger: Path) -> Agent:

@@ -32,7 +32,9 @@ async def test_a_namespace_that_is_not_there_is_one_sentence(server: TemporalSer
 
 
 async def test_no_server_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match=r"^Temporal does not answer at 127\.0\.0\.1:1 "):
+    with pytest.raises(
+        UsageError, match=r"^Temporal does not answer at 127\.0\.0\.1:1; start it first, or mend the address\.$"
+    ):
         await TemporalEngine("127.0.0.1:1", SystemClock()).start(Sheet("clerk"))
 
 

@@ -149,8 +149,10 @@ class TemporalEngine:
             if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
                 there = f"Temporal at {self._address} has no namespace {self._namespace!r}"
                 raise UsageError(f"{there}; make it there, or name another one.") from None
-            said = " ".join(str(error).split())
-            raise UsageError(f"Temporal does not answer at {self._address} ({said}); start it first.") from None
+            # What the client says of it is a Rust error of three lines; --debug shows it.
+            raise UsageError(
+                f"Temporal does not answer at {self._address}; start it first, or mend the address."
+            ) from error
         return client
 
     def _note_end(self, queue: str, running: asyncio.Task[None]) -> None:
