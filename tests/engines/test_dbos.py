@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -96,6 +97,26 @@ async def test_finished_units_are_removed_page_by_page(
         assert await asyncio.to_thread(ended) == left
     finally:
         await engine.drain(0)
+
+
+async def test_nothing_is_taken_from_a_queue_while_dbos_ends(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be lost on DBOS's closed loop, and found by the sweep only."""
+    destroy, taking = DBOS.destroy, list[list[str]]()
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker-")]
+
+    def destroyed() -> None:
+        taking.append(threads())
+        destroy()
+
+    monkeypatch.setattr(DBOS, "destroy", destroyed)
+    engine = DbosEngine(postgres, SystemClock(), schema=f"{new_schema()}_dbos", poll=5.0)
+    await engine.start(Sheet("clerk"))
+    while not threads():
+        await asyncio.sleep(0.01)
+    await soon(engine.drain(1.0))
+    assert taking == [[]]
 
 
 async def test_a_process_with_dbos_of_its_own_is_told_so(tmp_path: Path, postgres: str) -> None:

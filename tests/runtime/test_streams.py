@@ -6,6 +6,8 @@ import asyncio
 import gc
 from typing import Any
 
+import pytest
+
 from perdure import (
     Agent,
     DeltasDropped,
@@ -106,6 +108,24 @@ async def test_a_session_streams_its_past_then_what_comes(store: str | Store) ->
     assert len([record for record in records if isinstance(record.event, RunEnded)]) == 3
     assert [item.text for item in items if isinstance(item, TextDelta)] == ["Two.", "Three."]
     assert [item for item in late if isinstance(item, Record)] == records[5:]
+
+
+async def test_a_stream_ends_with_its_runtime_wherever_it_was(
+    store: str | Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.runtime.follow.PAGE", 1)
+    agent = writer("One.")
+    async with Runtime(store, agents=[agent]) as runtime:
+        session = await runtime.open(agent, id="x")
+        await session.run("one")
+        past = session.stream()
+        assert isinstance(await anext(past), Record)
+        not_begun = session.stream()
+        begun = collect(session.stream(), [])
+        await asyncio.sleep(0)
+    assert [item async for item in past] == []
+    assert [item async for item in not_begun] == []
+    await soon(begun)
 
 
 async def test_a_slow_consumer_neither_slows_a_run_nor_misses_a_record(store: str | Store) -> None:

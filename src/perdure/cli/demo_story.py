@@ -78,16 +78,22 @@ class Story:
         async with Runtime(f"sqlite:{self._folder / 'demo.db'}", engine=None) as runtime:
             session = await self._session(runtime)
             watching = asyncio.ensure_future(self._watch(session))
-            await self._until_two_calls_are_under_way()
-            first.kill()
-            await first.wait()
-            self._screen.close()
-            self._head(f"2  SIGKILL hits process {first.pid}", "bold red")
-            self._note("charge and mail were under way, reserve was done, and nobody had time to say goodbye.")
-            second = await self._start("3  A new process finds the log")
-            await self._attend(session, watching)
-            await second.wait()
-            await watching
+            try:
+                await self._kill(first)
+                second = await self._start("3  A new process finds the log")
+                await self._attend(session, watching)
+                await second.wait()
+                await watching
+            finally:
+                watching.cancel()
+
+    async def _kill(self, worker: asyncio.subprocess.Process) -> None:
+        await self._until_two_calls_are_under_way()
+        worker.kill()
+        await worker.wait()
+        self._screen.close()
+        self._head(f"2  SIGKILL hits process {worker.pid}", "bold red")
+        self._note("charge and mail were under way, reserve was done, and nobody had time to say goodbye.")
 
     async def _start(self, title: str) -> asyncio.subprocess.Process:
         """In a session of its own, so that Ctrl-C here reaches this process alone."""

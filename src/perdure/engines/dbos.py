@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -77,6 +78,7 @@ class DbosEngine:
         self._poll = poll
         self._served: list[str] = []
         self._work: Work | None = None
+        self._dbos: DBOS | None = None
         self._units: Units | None = None
         self._asked: dict[str, str] = {}
         self._asking: asyncio.Task[None] | None = None
@@ -135,12 +137,23 @@ class DbosEngine:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+        await asyncio.to_thread(self._take_no_more)
         if self._units is not None:
             await self._units.drain(grace)
         await asyncio.to_thread(DBOS.destroy)
 
+    def _take_no_more(self) -> None:
+        """What a queue gives while DBOS ends would be lost on DBOS's closed loop, and found by the sweep only."""
+        if self._dbos is not None:
+            for event in self._dbos.background_thread_stop_events:
+                event.set()
+        taking = {f"queue-worker-{_queue(queue)}" for queue in self._served}
+        for thread in threading.enumerate():
+            if thread.name in taking:
+                thread.join(LOCKS_HELD_FOR)
+
     def _launch(self, owner: str, loop: asyncio.AbstractEventLoop) -> None:
-        DBOS(
+        self._dbos = DBOS(
             config={
                 "name": "perdure",
                 "system_database_url": self._url,

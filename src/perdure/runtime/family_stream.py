@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 
-from perdure.core.errors import NotFound
+from perdure.core.errors import NotFound, PerdureError
 from perdure.core.events import CallEnded, CallStarted, CallSuspended, InputAccepted, InputChanged, Reply, RunEnded
 from perdure.ports import FromChild, Item, Record, Store
 from perdure.runtime.follow import follow
@@ -28,21 +28,26 @@ async def follow_family(
     Children that were started behind record `since` (default: now) are shown although they may be done. A session
     without children costs no more than its own stream.
     """
-    await log.refresh()
-    family = _Family(sessions, store, log, after, since)
-    async with aclosing(follow(log, store, after)) as items:
-        first: Item | None = None
-        if not family.has_children:
-            async for item in items:
-                if family.is_birth(item):
-                    first = item
-                    break
-                yield item
-            else:
-                return
-        async with aclosing(family.mix(items, first)) as mixed:
-            async for item in mixed:
-                yield item
+    try:
+        await log.refresh()
+        family = _Family(sessions, store, log, after, since)
+        async with aclosing(follow(log, store, after)) as items:
+            first: Item | None = None
+            if not family.has_children:
+                async for item in items:
+                    if family.is_birth(item):
+                        first = item
+                        break
+                    yield item
+                else:
+                    return
+            async with aclosing(family.mix(items, first)) as mixed:
+                async for item in mixed:
+                    yield item
+    except PerdureError:
+        # The store was closed, or the session deleted, while it was read: that is the end, not a failure.
+        if not log.feed.is_closed:
+            raise
 
 
 class _Family:

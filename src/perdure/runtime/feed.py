@@ -81,13 +81,16 @@ class Consumer:
 class Feed:
     """The consumers of one session; forgotten with the last reference to them. `watched` is true while it has any."""
 
-    __slots__ = ("__weakref__", "watched")
+    __slots__ = ("__weakref__", "is_closed", "watched")
 
     def __init__(self) -> None:
         self.watched: tuple[ref[Consumer], ...] = ()
+        self.is_closed = False
 
     def subscribe(self, limit: int = LIMIT) -> Consumer:
         consumer = Consumer(limit)
+        if self.is_closed:
+            consumer.close()
         self.watched = (*self.watched, ref(consumer, self._forget))
         return consumer
 
@@ -105,6 +108,7 @@ class Feed:
                 consumer.push(shown)
 
     def close(self) -> None:
+        self.is_closed = True
         for consumer in self._consumers():
             consumer.close()
 
