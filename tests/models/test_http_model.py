@@ -6,6 +6,7 @@ import asyncio
 import gc
 import traceback
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,25 @@ async def test_a_large_body_is_sent_whole(serve: Serve, client: HttpClient) -> N
     provider = await serve(endless)
     await answer_of(tiny(provider.url, client=client), asking("x" * 3_000_000))
     assert len(provider.requests[0].body) == 3_000_000
+
+
+async def test_no_task_is_started_to_send(serve: Serve, client: HttpClient) -> None:
+    provider, loop = await serve(endless), asyncio.get_running_loop()
+    await answer_of(tiny(provider.url, client=client))
+    started: list[str] = []
+
+    def make(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        started.append(work.__qualname__)
+        return asyncio.Task(work, loop=loop, **options)
+
+    for size in (10, 300_000):
+        loop.set_task_factory(make)
+        exchange = await client.post(f"{provider.url}/m", {}, b"x" * size, Deadlines())
+        loop.set_task_factory(None)
+        assert await exchange.read()
+        exchange.close()
+    assert [len(request.body) for request in provider.requests[1:]] == [10, 300_000]
+    assert not [name for name in started if "Provider" not in name]
 
 
 async def test_one_request_after_the_other_uses_one_connection(serve: Serve, client: HttpClient) -> None:

@@ -86,7 +86,7 @@ class HttpClient:
 
     def prepare(self) -> None:
         """Imports what the first request needs."""
-        import_module("aiohttp")
+        import_module("perdure.models.http_request")
 
     async def close(self) -> None:
         """Closes the connections of the running loop; streams that are under way break off."""
@@ -284,6 +284,8 @@ def _number(text: str | None) -> float | None:
 def _open_session() -> ClientSession:
     import aiohttp
 
+    from perdure.models.http_request import Request
+
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -291,6 +293,7 @@ def _open_session() -> ClientSession:
         headers={"User-Agent": "perdure"},
         auto_decompress=False,
         trust_env=False,
+        request_class=Request,
     )
 
 
@@ -312,6 +315,10 @@ def _failure_of(error: Exception, where: str, clock: _Phases) -> ModelError:
             return ModelError(str(error), kind="not_found")
         case aiohttp.ConnectionTimeoutError():
             return ModelError(f"No connection to {where} within {clock.connect:g} s.", kind="connect")
+        case aiohttp.ClientConnectorCertificateError(certificate_error=reason):
+            why = getattr(reason, "verify_message", "") or type(reason).__name__
+            told = f"The certificate of {where} is not trusted ({why}); name the one to trust in SSL_CERT_FILE."
+            return ModelError(told, kind="connect")
         case aiohttp.ClientConnectorError(os_error=reason):
             return ModelError(f"Cannot connect to {where}: {reason.strerror or type(reason).__name__}.", kind="connect")
         case aiohttp.ClientHttpProxyError(status=status):
