@@ -14,7 +14,7 @@ from perdure.core.deltas import TextDelta
 from perdure.core.errors import ModelError, NotFound, StoreError
 from perdure.core.messages import Media, Message, Text, Usage, UserMessage
 from perdure.core.shared import Buffer
-from perdure.models import http
+from perdure.models import http, http_request
 from perdure.models.account import Account, shown_url
 from perdure.models.deadlines import Deadlines
 from perdure.models.http import HttpClient
@@ -74,6 +74,30 @@ async def test_no_task_is_started_to_send(serve: Serve, client: HttpClient) -> N
         exchange.close()
     assert [len(request.body) for request in provider.requests[1:]] == [10, 300_000]
     assert not [name for name in started if "Provider" not in name]
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+@pytest.mark.parametrize(("trouble", "connections"), [("full", 1), ("closing", 2)])
+async def test_a_connection_that_cannot_be_written_to_at_once_loses_nothing(
+    trouble: str, connections: int, size: int, serve: Serve, client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, send, troubled = await serve(endless), http_request.Request.send, list[str]()
+
+    async def send_in_trouble(request: Any, conn: Any) -> Any:
+        if not troubled:
+            troubled.append(trouble)
+            if trouble == "full":
+                conn.protocol.pause_writing()
+                asyncio.get_running_loop().call_later(0.02, conn.protocol.resume_writing)
+            else:
+                conn.transport.close()
+        return await send(request, conn)
+
+    await answer_of(tiny(provider.url, client=client))
+    monkeypatch.setattr(http_request.Request, "send", send_in_trouble)
+    await answer_of(tiny(provider.url, client=client), asking("x" * size))
+    assert [len(request.body) for request in provider.requests[1:]] == [size]
+    assert provider.connections == connections
 
 
 async def test_one_request_after_the_other_uses_one_connection(serve: Serve, client: HttpClient) -> None:
