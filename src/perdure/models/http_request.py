@@ -8,7 +8,6 @@ history (benchmarks/rounds.py).
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import Any
 
 from aiohttp import ClientConnectionResetError, ClientRequest, ClientResponse, hdrs
@@ -37,7 +36,7 @@ class Request(ClientRequest):
         protocol: Any = conn.protocol
         transport: Any = conn.transport
         # Transports of TLS and of other loops have no such attribute, and buffers of their own.
-        with suppress(AttributeError):
+        if getattr(transport, "max_size", READ) > READ:
             transport.max_size = READ
         body = self._rest
         if not body or transport is None or protocol.writing_paused:
