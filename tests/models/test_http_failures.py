@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ import pytest
 
 from perdure.core.deltas import TextDelta
 from perdure.core.errors import ModelError, UsageError
-from perdure.models import http
+from perdure.models import http, http_request
 from perdure.models.http import Deadlines, HttpClient, retry_after_of
 from perdure.testing.network import no_network
 from perdure.testing.provider import (
@@ -103,6 +104,20 @@ async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient
             one.close()
     assert error.kind == "connect"
     assert "0.2 s" in str(error)
+
+
+@pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EPIPE])
+async def test_the_system_s_own_errors_are_no_deadline_of_ours(
+    code: int, serve: Serve, client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: http_request.Request, connection: object) -> None:
+        raise OSError(code, "told by the system")
+
+    provider = await serve([])
+    monkeypatch.setattr(http_request.Request, "send", fail)
+    error = await failure_of(tiny(provider.url, client=client))
+    assert error.kind == "connect"
+    assert "was lost before the answer began" in str(error)
 
 
 async def test_a_name_that_nobody_knows(client: HttpClient) -> None:

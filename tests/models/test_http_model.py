@@ -14,11 +14,12 @@ from perdure.core.deltas import TextDelta
 from perdure.core.errors import ModelError, NotFound, StoreError
 from perdure.core.messages import Media, Message, Text, Usage, UserMessage
 from perdure.core.shared import Buffer
-from perdure.models import http, http_request
+from perdure.models import http_request
 from perdure.models.account import Account, shown_url
 from perdure.models.deadlines import Deadlines
 from perdure.models.http import HttpClient
 from perdure.models.http_model import HttpModel
+from perdure.models.phases import Phases, Watch
 from perdure.ports import Connected, ModelRequest, ModelResponse
 from perdure.testing.model_contract import check_model
 from perdure.testing.provider import Provider, Request, Response, Script, refused, stalled, status
@@ -163,7 +164,7 @@ async def test_a_cancelled_reader_is_cancelled_and_nothing_else(serve: Serve, cl
 @pytest.mark.parametrize(("also", "raised"), [(False, TimeoutError), (True, asyncio.CancelledError)])
 async def test_who_is_cancelled_when_the_time_is_up_is_cancelled(also: bool, raised: type[BaseException]) -> None:
     loop = asyncio.get_running_loop()
-    clock = http._Phases(Deadlines(connect=1e-9, first_byte=1e-9))
+    clock = Phases(Deadlines(connect=1e-9, first_byte=1e-9), Watch(loop), loop)
 
     async def wait() -> None:
         with clock:
@@ -171,7 +172,7 @@ async def test_who_is_cancelled_when_the_time_is_up_is_cancelled(also: bool, rai
 
     task = loop.create_task(wait())
     await asyncio.sleep(0)
-    clock._ring()
+    clock.ring()
     if also:
         task.cancel()
     with pytest.raises(raised):
@@ -232,7 +233,7 @@ def test_a_loop_that_ended_without_a_close_is_forgotten() -> None:
         async with Provider(endless) as provider:
             await answer_of(tiny(provider.url, client=client))
         if closes:
-            assert len(client._sessions) == 1  # pyright: ignore[reportPrivateUsage]
+            assert len(client._lines) == 1  # pyright: ignore[reportPrivateUsage]
             await client.close()
 
     asyncio.run(ask(closes=False))

@@ -51,6 +51,13 @@ class Buffer(Sequence[T]):
             blocks.append(join(made[number * size : (number + 1) * size]))
         return [*blocks[:whole], *made[whole * size : self._length]]
 
+    def kept(self, key: Hashable, basis: tuple[object, ...], make: Callable[[], U]) -> U:
+        """What was made last under this key, as long as the basis that it was made of stays the same."""
+        last = self._derived.get(key)
+        if last is None or last[0] != basis:
+            last = self._derived[key] = [basis, make()]
+        return last[1]
+
     def underived(self, key: Hashable) -> list[T]:
         """The items for which nothing was derived under this key yet."""
         return self._items[len(self._derived.get(key, ())) : self._length]

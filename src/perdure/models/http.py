@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 from perdure.core.errors import ModelError, UsageError
 from perdure.models.deadlines import Deadlines
 from perdure.models.http_route import Route, find_route
+from perdure.models.phases import Phases
 from perdure.models.unpack import Unpacker
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession, ClientTimeout, StreamReader
+    from aiohttp import ClientResponse, StreamReader
+
+    from perdure.models.http_line import Line
 
 READ = 64 * 1024
 MAX_ANSWER = 64 * 1024 * 1024
@@ -31,35 +34,35 @@ LARGE_BODY = 512 * 1024
 
 
 class HttpClient:
-    """One session of connections per event loop, opened when it is first used and again after a close.
+    """One line per event loop, opened when it is first used and again after a close.
 
     `_used` are the addresses that answered last time, so that a connection may be left from then.
     """
 
-    __slots__ = ("_routes", "_sessions", "_timeouts", "_used")
+    __slots__ = ("_lines", "_routes", "_used")
 
     def __init__(self) -> None:
-        self._sessions: dict[asyncio.AbstractEventLoop, ClientSession] = {}
+        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
         self._routes: dict[str, Route] = {}
-        self._timeouts: dict[float, ClientTimeout] = {}
         self._used: set[str] = set()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> Exchange:
         """The answer, as soon as its headers are there; the names of those that are sent are lower case."""
-        clock = _Phases(deadlines)
+        line = self._line()
+        clock = Phases(deadlines, line.watch, line.loop)
         route = self._routes.get(url)
         if route is None:
             route = self._routes[url] = find_route(url)
         sent = {**route.headers, **headers}
-        answer = await self._send(route, sent, body, clock)
+        answer = await self._send(line, route, sent, body, clock)
         if answer is None:
-            answer = await self._send(route, sent, body, clock)
+            answer = await self._send(line, route, sent, body, clock)
         if isinstance(answer, Exchange):
             return answer
         raise answer or ModelError(f"There is no answer from {route.where}.", kind="connect")
 
     async def _send(
-        self, route: Route, headers: dict[str, str], body: bytes, clock: _Phases
+        self, line: Line, route: Route, headers: dict[str, str], body: bytes, clock: Phases
     ) -> Exchange | ModelError | None:
         """None if the connection that an earlier request left was closed: some servers do that without a word.
 
@@ -68,14 +71,8 @@ class HttpClient:
         was_used = route.where in self._used
         try:
             with clock:
-                response = await self._session().post(
-                    route.url,
-                    data=io.BytesIO(body) if len(body) > LARGE_BODY else body,
-                    headers=headers,
-                    allow_redirects=False,
-                    timeout=self._timeout(clock.connect),
-                    **route.options,
-                )
+                data = io.BytesIO(body) if len(body) > LARGE_BODY else body
+                response = await line.post(route, headers, data, clock.connect)
             self._used.add(route.where)
             return Exchange(response, clock, route.where)
         except Exception as error:  # noqa: BLE001 - to the caller all of them are one class
@@ -86,32 +83,26 @@ class HttpClient:
 
     def prepare(self) -> None:
         """Imports what the first request needs."""
-        import_module("perdure.models.http_request")
+        import_module("perdure.models.http_line")
 
     async def close(self) -> None:
         """Closes the connections of the running loop; streams that are under way break off."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
+        line = self._lines.pop(asyncio.get_running_loop(), None)
+        if line is not None:
+            await line.close()
 
-    def _session(self) -> ClientSession:
+    def _line(self) -> Line:
         loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            session = _open_session()
-            # A loop that has ended can close nothing any more; its session is only forgotten.
-            for ended in [known for known in self._sessions if known.is_closed()]:
-                del self._sessions[ended]
-            self._sessions[loop] = session
-        return session
+        line = self._lines.get(loop)
+        if line is None or line.is_closed:
+            from perdure.models.http_line import Line
 
-    def _timeout(self, connect: float) -> ClientTimeout:
-        timeout = self._timeouts.get(connect)
-        if timeout is None:
-            from aiohttp import ClientTimeout
-
-            timeout = self._timeouts[connect] = ClientTimeout(total=None, connect=connect, sock_connect=connect)
-        return timeout
+            line = Line(loop)
+            # A loop that has ended can close nothing any more; its line is only forgotten.
+            for ended in [known for known in self._lines if known.is_closed()]:
+                del self._lines[ended]
+            self._lines[loop] = line
+        return line
 
 
 class Exchange:
@@ -119,7 +110,7 @@ class Exchange:
 
     __slots__ = ("_clock", "_content", "_failure", "_response", "_size", "_unpacker", "headers", "status", "where")
 
-    def __init__(self, response: ClientResponse, clock: _Phases, where: str) -> None:
+    def __init__(self, response: ClientResponse, clock: Phases, where: str) -> None:
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         self.where = where
@@ -200,64 +191,6 @@ class Exchange:
         return data
 
 
-class _Phases:
-    """Which deadline is the next one. Whoever waits inside it waits no longer: then it is a TimeoutError.
-
-    It does what asyncio.timeout_at does, with one object for all the waits of an exchange and without coroutines.
-    """
-
-    __slots__ = (
-        "_cancelling",
-        "_first",
-        "_is_late",
-        "_loop",
-        "_task",
-        "_timer",
-        "_total",
-        "connect",
-        "deadlines",
-        "has_begun",
-    )
-
-    def __init__(self, deadlines: Deadlines) -> None:
-        self._loop = asyncio.get_running_loop()
-        now = self._loop.time()
-        self.deadlines = deadlines
-        self.has_begun = False
-        self.connect = min(deadlines.connect, deadlines.first_byte, deadlines.total)
-        # Whoever is still connecting when both times are up has not been let in.
-        self._first = now + max(deadlines.first_byte, self.connect + 0.05)
-        self._total = now + deadlines.total
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task, self._cancelling, self._is_late = task, task.cancelling(), False
-        phase = self._loop.time() + self.deadlines.idle if self.has_begun else self._first
-        self._timer = self._loop.call_at(min(phase, self._total), self._ring)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        # Somebody else may have cancelled the task as well: that counts.
-        if self._is_late and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise TimeoutError from error
-
-    def _ring(self) -> None:
-        self._is_late = True
-        self._task.cancel()
-
-    def late(self, where: str) -> ModelError:
-        """The time is up: what was waited for, and how long."""
-        kind = "idle" if self.has_begun else "first_byte"
-        if self._loop.time() >= self._total:
-            return ModelError(f"The answer of {where} took more than {self.deadlines.total:g} s in total.", kind=kind)
-        if self.has_begun:
-            return ModelError(f"{where} fell silent for {self.deadlines.idle:g} s in its answer.", kind=kind)
-        return ModelError(f"{where} did not begin to answer within {self.deadlines.first_byte:g} s.", kind=kind)
-
-
 def retry_after_of(headers: Mapping[str, str], now: float) -> float | None:
     """Retry-After as milliseconds, seconds or a date; None for anything that is no such thing."""
     milliseconds = _number(headers.get("retry-after-ms"))
@@ -281,29 +214,13 @@ def _number(text: str | None) -> float | None:
     return number if number is not None and math.isfinite(number) and number >= 0 else None
 
 
-def _open_session() -> ClientSession:
-    import aiohttp
-
-    from perdure.models.http_request import Request
-
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-        headers={"User-Agent": "perdure"},
-        auto_decompress=False,
-        trust_env=False,
-        request_class=Request,
-    )
-
-
 def _is_lost(error: Exception) -> bool:
     import aiohttp
 
     return isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionError)
 
 
-def _failure_of(error: Exception, where: str, clock: _Phases) -> ModelError:
+def _failure_of(error: Exception, where: str, clock: Phases) -> ModelError:
     """The class of whatever the client raised, in words that hold nothing of the request."""
     import aiohttp
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -13,6 +13,7 @@ import msgspec
 from perdure.core.errors import ModelError
 
 if TYPE_CHECKING:
+    from multidict import CIMultiDict
     from yarl import URL
 
 
@@ -22,7 +23,8 @@ class Route(msgspec.Struct, frozen=True):
     url: URL
     where: str
     headers: dict[str, str]
-    options: dict[str, Any]
+    proxy: URL | None = None
+    proxy_headers: CIMultiDict[str] | None = None
 
 
 class Proxy(msgspec.Struct, frozen=True):
@@ -34,24 +36,24 @@ class Proxy(msgspec.Struct, frozen=True):
 
 def find_route(url: str) -> Route:
     """Looked up once for an address, for it walks the environment."""
+    from multidict import CIMultiDict
     from yarl import URL
 
     where = host_of(url)
-    headers = {"content-type": "application/json", "accept-encoding": "identity"}
+    headers = {"user-agent": "perdure", "content-type": "application/json", "accept-encoding": "identity"}
     plain, authorization = take_user(url)
     if authorization:
         headers["authorization"] = authorization
     scheme = plain.partition(":")[0].lower()
     proxy = find_proxy(scheme, where)
-    options: dict[str, Any] = {"proxy": proxy.url} if proxy else {}
+    for_proxy = CIMultiDict[str]()
     if proxy and proxy.authorization:
-        if scheme == "http":
-            headers["proxy-authorization"] = proxy.authorization
-        else:
-            # What travels through a tunnel is not for the proxy.
-            options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
+        # What travels through a tunnel is not for the proxy.
+        (headers if scheme == "http" else for_proxy)["proxy-authorization"] = proxy.authorization
     try:
-        return Route(URL(plain), where, headers, options)
+        address = URL(plain)
+        if address.scheme in ("http", "https") and address.raw_host:
+            return Route(address, where, headers, URL(proxy.url) if proxy else None, for_proxy if proxy else None)
     except ValueError:
         pass
     raise ModelError("The base_url is no HTTP address; take one like https://host/v1.", kind="not_found")

@@ -34,7 +34,6 @@ from perdure.models.wires.openai_parts import (
     Output,
     address_at,
     choice_beside,
-    compose,
     data_url,
     effort_of,
     file_name,
@@ -45,15 +44,28 @@ from perdure.models.wires.openai_parts import (
     readable_arguments,
     text_document,
     words_of,
+    write,
 )
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
-from perdure.models.wires.wire import Failure, Files, Reader, call_id, spoken, with_extra, without_none, write_all
+from perdure.models.wires.wire import (
+    Failure,
+    Files,
+    Reader,
+    call_id,
+    compose,
+    open_list,
+    spoken,
+    with_extra,
+    without_none,
+    write_all,
+    write_beside,
+)
 from perdure.ports import ModelRequest
 
 _NOT_SET = ModelSettings()
 
 
-class ChatWire(msgspec.Struct, frozen=True):
+class ChatWire(msgspec.Struct, frozen=True, cache_hash=True):
     """Options of a server; as they stand they are OpenAI's.
 
     `output`: how a run's output type is asked for. `tools`: "json" for models that have no tools of their own.
@@ -86,18 +98,22 @@ class ChatWire(msgspec.Struct, frozen=True):
         return headers_with(key, self.key_header)
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
+        messages = write_all(request, self, partial(self._write, files=files))
+        opening, system = write_beside(request, self, model, self._write_beside)
+        return compose(opening, [system, *messages, self._prefix(request) if request.prefix else b""])
+
+    def _write_beside(self, request: ModelRequest, model: str) -> tuple[bytes, bytes]:
+        """The request up to its messages, and the first of those, which holds the instructions."""
         is_json = self._is_json(request)
         instructions = json_tools.instructions_of(request) if is_json else request.instructions
-        head = line({"role": "system", "content": instructions}) if instructions else b""
-        write = partial(self._write, files=files)
-        messages = write_all(request, self, write)
         fields = {"model": model, "stream": True, **self._settings(request), **self._tools(request)}
         if self.takes_stream_options:
             fields["stream_options"] = {"include_usage": True}
-        prefix = self._prefix(request, fields) if request.prefix else b""
-        return compose(
-            b"messages", (head, *messages, prefix), with_extra(fields, request.settings.extra, reserved="messages")
-        )
+        if request.prefix and self.prefix == "flags":
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        written = write(with_extra(fields, request.settings.extra, reserved="messages"))
+        system = line({"role": "system", "content": instructions}) if instructions else b""
+        return open_list(written, b"messages"), system
 
     def from_wire(self, request: ModelRequest) -> Reader:
         answer = Answer()
@@ -159,12 +175,10 @@ class ChatWire(msgspec.Struct, frozen=True):
                 fields["parallel_tool_calls"] = request.settings.parallel_calls
         return fields
 
-    def _prefix(self, request: ModelRequest, fields: dict[str, JSON]) -> bytes:
+    def _prefix(self, request: ModelRequest) -> bytes:
         message: dict[str, JSON] = {"role": "assistant", "content": words_of(request.prefix)}
         if self.prefix == "mark":
             message["prefix"] = True
-        elif self.prefix == "flags":
-            fields |= {"continue_final_message": True, "add_generation_prompt": False}
         return line(message)
 
     def _write(self, message: Message, files: Files) -> bytes:

@@ -31,14 +31,16 @@ from perdure.models.wires.wire import (
     Failure,
     Files,
     call_id,
+    compose,
     encode,
     object_of,
+    open_list,
     spoken,
     unshown,
     with_extra,
-    without_comma,
     without_none,
     write_all,
+    write_beside,
 )
 from perdure.ports import ModelRequest
 
@@ -50,7 +52,7 @@ _SHOWN = ("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif", "
 _LEVELS = {"off": "MINIMAL", "low": "LOW", "medium": "MEDIUM", "high": "HIGH"}
 
 
-class GeminiWire(msgspec.Struct, frozen=True, kw_only=True):
+class GeminiWire(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The generateContent format. Google caches prompts by itself and has no switch for parallel calls.
 
     `thinking`: how an effort is written: as a "level" (Gemini 3 and later) or a "budget"; a number always is a budget.
@@ -77,10 +79,11 @@ class GeminiWire(msgspec.Struct, frozen=True, kw_only=True):
         return {"content-type": "application/json"} | ({"x-goog-api-key": key} if key else {})
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
-        write = partial(_write_message, wire=self, files=files)
-        pieces = write_all(request, self, write)
-        head = encode(_head(self, request))
-        return b"".join((b'{"contents":[', *without_comma(pieces), b"]", b"," if len(head) > 2 else b"", head[1:]))
+        pieces = write_all(request, self, partial(_write_message, wire=self, files=files))
+        return compose(write_beside(request, self, model, self._write_beside), pieces)
+
+    def _write_beside(self, request: ModelRequest, model: str) -> bytes:
+        return open_list(encode(_head(self, request)), b"contents")
 
     def from_wire(self, request: ModelRequest) -> GeminiReader:
         return GeminiReader(_output_tool(self, request))

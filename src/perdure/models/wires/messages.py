@@ -34,13 +34,15 @@ from perdure.models.wires.wire import (
     Failure,
     Files,
     call_id,
+    compose,
     encode,
     object_of,
+    open_list,
     spoken,
     unshown,
     with_extra,
-    without_comma,
     without_none,
+    write_beside,
     write_messages,
 )
 from perdure.ports import ModelRequest
@@ -63,7 +65,7 @@ _MARK = b',"cache_control":{"type":"ephemeral"}'
 _BLOCK_END = b"}]},"
 
 
-class MessagesWire(msgspec.Struct, frozen=True, kw_only=True):
+class MessagesWire(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The Messages format.
 
     `max_tokens` is sent where the settings have none: the API wants one. Seed, penalties and `parallel_calls=True` have
@@ -106,7 +108,11 @@ class MessagesWire(msgspec.Struct, frozen=True, kw_only=True):
         prefix = _prefix_of(request).rstrip()
         if prefix:
             pieces.append(encode({"role": "assistant", "content": [{"type": "text", "text": prefix}]}) + b",")
-        return b"".join((b'{"messages":[', *without_comma(pieces), b"],", encode(_head(self, request, model))[1:]))
+        is_foreign = request.settings.thinking is not None and _is_in_foreign_turn(self, request)
+        return compose(write_beside(request, self, model, self._write_beside, is_foreign), pieces)
+
+    def _write_beside(self, request: ModelRequest, model: str) -> bytes:
+        return open_list(encode(_head(self, request, model)), b"messages")
 
     def from_wire(self, request: ModelRequest) -> MessagesReader:
         prefix = _prefix_of(request)

@@ -12,7 +12,7 @@ from perdure.core.codec import decode_json, encode_json
 from perdure.core.messages import JSON, Media, Text
 from perdure.core.specs import Effort
 from perdure.models.wires.output_tool import WRAPPED
-from perdure.models.wires.wire import Files, encode, unshown, without_comma
+from perdure.models.wires.wire import Files, encode, unshown
 from perdure.ports import ModelRequest
 
 NO_PARAMETERS: JSON = {"type": "object", "properties": {}}
@@ -42,14 +42,8 @@ def write(value: JSON) -> bytes:
         return encode_json(value)
 
 
-def compose(name: bytes, items: Iterable[bytes], fields: dict[str, JSON]) -> bytes:
-    """A request: the list `name` of what was written before, each with a comma behind it, and the other fields."""
-    # One join, because a long history is large.
-    return b"".join((b'{"', name, b'":[', *without_comma(list(items)), b"],", write(fields)[1:]))
-
-
 def line(item: JSON) -> bytes:
-    """An item of the list that `compose` takes."""
+    """An item of a list that `compose` takes."""
     return write(item) + b","
 
 

@@ -31,7 +31,6 @@ from perdure.models.wires.openai_parts import (
     NO_PARAMETERS,
     address_at,
     choice_beside,
-    compose,
     data_url,
     effort_of,
     file_name,
@@ -42,6 +41,7 @@ from perdure.models.wires.openai_parts import (
     readable_arguments,
     text_document,
     words_of,
+    write,
 )
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
 from perdure.models.wires.responses_reader import ResponsesReader
@@ -50,15 +50,18 @@ from perdure.models.wires.wire import (
     Files,
     Reader,
     call_id,
+    compose,
+    open_list,
     spoken,
     with_extra,
     without_none,
     write_all,
+    write_beside,
 )
 from perdure.ports import ModelRequest
 
 
-class ResponsesWire(msgspec.Struct, frozen=True):
+class ResponsesWire(msgspec.Struct, frozen=True, cache_hash=True):
     """Options of a server; as they stand they are OpenAI's.
 
     `output`: how a run's output type is asked for. `encrypts`: reasoning is asked for in a form that can be sent back.
@@ -84,15 +87,17 @@ class ResponsesWire(msgspec.Struct, frozen=True):
         return headers_with(key, self.key_header)
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
-        write = partial(self._write, files=files)
-        items = write_all(request, self, write)
+        items = write_all(request, self, partial(self._write, files=files))
+        return compose(write_beside(request, self, model, self._write_beside), items)
+
+    def _write_beside(self, request: ModelRequest, model: str) -> bytes:
         fields: dict[str, JSON] = {"model": model, "stream": True, "store": False}
         if request.instructions:
             fields["instructions"] = request.instructions
         if self.encrypts:
             fields["include"] = ["reasoning.encrypted_content"]
         fields |= self._settings(request) | self._tools(request)
-        return compose(b"input", items, with_extra(fields, request.settings.extra, reserved="input"))
+        return open_list(write(with_extra(fields, request.settings.extra, reserved="input")), b"input")
 
     def from_wire(self, request: ModelRequest) -> Reader:
         output = output_of(request.output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 
@@ -13,6 +13,8 @@ from perdure.core.errors import ModelErrorKind
 from perdure.core.messages import JSON, AnswerPart, Media, Message, Text, ToolCall, ToolMessage, UserMessage
 from perdure.core.shared import Buffer
 from perdure.ports import ModelRequest, ModelResponse
+
+T = TypeVar("T")
 
 Files = Mapping[str, bytes]
 """The bytes of the artifacts that a request names, by digest."""
@@ -115,13 +117,33 @@ def write_all(request: ModelRequest, key: Hashable, write: Callable[[Message], b
     return messages
 
 
-def without_comma(pieces: list[bytes]) -> list[bytes]:
-    """The same pieces, of which the last that says anything has no comma behind it."""
-    while pieces and not pieces[-1]:
-        pieces.pop()
-    if pieces:
-        pieces[-1] = pieces[-1][:-1]
-    return pieces
+def write_beside(
+    request: ModelRequest, wire: Hashable, model: str, write: Callable[[ModelRequest, str], T], also: object = None
+) -> T:
+    """What `write` makes of everything but the conversation; made again where it is not what the last request had.
+
+    Schemas and instructions are long and stay the same. `also` is what they depend on besides the request's fields.
+    """
+    if not isinstance(request.messages, Buffer):
+        return write(request, model)
+    settings, tools, prefix = request.settings, request.tools, request.prefix
+    basis = (model, request.cache_key, settings, tools, request.instructions, request.output, prefix, also)
+    return request.messages.kept((wire, write_beside), basis, lambda: write(request, model))
+
+
+def open_list(fields: bytes, name: bytes) -> bytes:
+    """A request's object up to where its last field begins, the list `name`."""
+    return b'%b%b"%b":[' % (fields[:-1], b"," if len(fields) > 2 else b"", name)
+
+
+def compose(opening: bytes, items: list[bytes]) -> bytes:
+    """A request: what `open_list` made, and the items, each with a comma behind it or empty."""
+    while items and not items[-1]:
+        items.pop()
+    if items:
+        items[-1] = items[-1][:-1]
+    # One join, because a long history is large.
+    return b"".join((opening, *items, b"]}"))
 
 
 def unwritten(messages: Sequence[Message], key: Hashable) -> Sequence[Message]:
