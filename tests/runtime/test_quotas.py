@@ -3,75 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from perdure import ModelError
 from perdure.core.errors import StoreError
 from perdure.ports import ModelTraits
+from perdure.runtime.agreement import PATIENCE, Agreement
 from perdure.runtime.gates import Gate, Gates
 from perdure.testing import ManualClock, ScriptedModel
 
-PATIENCE = 5.0
 
+class Watched:
+    """An agreement that is watched, and that may be in trouble."""
 
-class Agreement:
-    """What a store keeps for processes that share a quota, in memory."""
-
-    def __init__(self, clock: ManualClock, processes: int) -> None:
-        self.clock = clock
-        self.processes = processes
+    def __init__(self, clock: ManualClock) -> None:
+        self._agreement = Agreement(clock.monotonic)
+        self.follow_quotas = self._agreement.follow_quotas
         self.asked = 0
         self.is_out_of_order = False
         self.hangs = False
         self.quotas = set[str]()
-        self._row: list[float] | None = None  # shut until, permits, passed, patience
-        self._followers: list[Callable[[str, float | None], None]] = []
-
-    def follow_quotas(self, heard: Callable[[str, float | None], None]) -> Callable[[], None]:
-        self._followers.append(heard)
-        return lambda: self._followers.remove(heard)
 
     async def shut_quota(self, quota: str, seconds: float) -> None:
-        await self._asked(quota)
-        until = max(self.clock.monotonic() + seconds, self._row[0] if self._row else 0.0)
-        self._row = [until, 1, 0, 0.0]
-        self._tell(quota, until - self.clock.monotonic())
+        await self._ask(quota)
+        await self._agreement.shut_quota(quota, seconds)
 
     async def enter_quota(self, quota: str) -> float | None:
-        await self._asked(quota)
-        now = self.clock.monotonic()
-        if self._row is None or self._row[0] > now:
-            return None if self._row is None else self._row[0] - now
-        if not self._row[1] and self._row[3] > now:
-            return self._row[3] - now
-        self._row[1:] = max(0, self._row[1] - 1), self._row[2], now + PATIENCE
-        return 0.0
+        await self._ask(quota)
+        return await self._agreement.enter_quota(quota)
 
     async def answer_quota(self, quota: str, *, passed: bool) -> None:
-        await self._asked(quota)
-        if self._row is None or self._row[0] > self.clock.monotonic():
-            return
-        self._row[1] += 2 if passed else 1
-        self._row[2] += passed
-        if passed and self._row[2] >= self.processes:
-            self._row = None
-            self._tell(quota, None)
-        else:
-            self._tell(quota, 0.0)
+        await self._ask(quota)
+        await self._agreement.answer_quota(quota, passed=passed)
 
-    async def _asked(self, quota: str) -> None:
+    async def _ask(self, quota: str) -> None:
         self.asked += 1
         self.quotas.add(quota)
         if self.hangs:
             await asyncio.Event().wait()
         if self.is_out_of_order:
             raise StoreError("out of order")
-
-    def _tell(self, quota: str, seconds: float | None) -> None:
-        for heard in (*self._followers,):
-            heard(quota, seconds)
 
 
 METERED = ScriptedModel([], traits=ModelTraits(quota="a secret key"))
@@ -82,7 +54,7 @@ class Scene:
 
     def __init__(self, processes: int) -> None:
         self.clock = ManualClock()
-        self.agreement = Agreement(self.clock, processes)
+        self.agreement = Watched(self.clock)
         self.all = [Gates(self.clock) for _ in range(processes)]
         for gates in self.all:
             gates.share(self.agreement)

@@ -2,9 +2,9 @@
 
 Rule 1: a gate that is shut lets one probe through when its time has come; each that succeeds lets two more in, and when
 nobody is left in line the gate is open. Rule 2: who came first goes first. Rule 3: a shut gate is only ever shut for
-longer; only those who were let in after it was shut have a say about it. Rule 4: where the store knows of other
-processes with the same quota, rule 1 holds for all of them together, until as many probes got through as there are
-processes; then each goes on by itself, from one.
+longer; only those who were let in after it was shut have a say about it. Rule 4: where others share a quota, in
+this process or through the store, rule 1 holds for all of them together, until as many probes got through as there
+are of them; then each goes on by itself, from one.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Gates:
-    """The gates of one Runtime: quota by whoever shares it, circuit by model."""
+    """The gates of one Runtime: quota by whoever shares it, also with others; circuit by model."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

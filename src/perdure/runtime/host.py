@@ -23,7 +23,7 @@ from perdure.core.queues import queue_of
 from perdure.core.specs import ToolSpec
 from perdure.core.state import RunSummary, SessionState, agent_of
 from perdure.core.views import Pending, summarise
-from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow, SharesQuota
+from perdure.ports import Engine, Model, Opening, SessionQuery, SessionRow
 from perdure.runtime.admission import Admission
 from perdure.runtime.agent import Agent, Binding, agents_of, bind, check_data
 from perdure.runtime.desk import Desk
@@ -76,8 +76,8 @@ class Host:
 
     async def start(self) -> None:
         if self._engine is not None:
-            if isinstance(self.world.store, SharesQuota):
-                self.world.gates.share(self.world.store)
+            if self.world.quotas is not None:
+                self.world.gates.share(self.world.quotas)
             await self.world.store.join(self.duty.owner, {**self._about, "agents": list[JSON](self._bindings)})
             await self._engine.start(self.duty)
 

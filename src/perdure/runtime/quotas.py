@@ -1,4 +1,4 @@
-"""Others: the processes that share a quota with this one, as the gate of that quota sees them.
+"""Others: the processes or Runtimes that share a quota with this one, as the gate of that quota sees them.
 
 Rule 1: nothing is asked of them while nobody was told to wait. Rule 2: where they cannot be asked, this process goes on
 alone, as if there were nobody else; no call waits for the store, and none fails because of it.
