@@ -6,6 +6,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +339,7 @@ def test_nothing_is_done_twice_when_the_tree_is_run_again(perdure: Command) -> N
     for _ in range(2):
         perdure("run", "go", *agent("lead"), "--session", "root", "--key", "k")
     assert sorted(perdure.ledger()) == ["lookup cats", "lookup dogs"]
-    with sqlite3.connect(next(perdure.folder.rglob("perdure.db"))) as database:
+    with closing(sqlite3.connect(next(perdure.folder.rglob("perdure.db")))) as database:
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
 
 

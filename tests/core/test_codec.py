@@ -6,12 +6,22 @@ import math
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.core import codec, upcast
-from perdure.core.codec import MAX_NESTING, decode_event, decode_json, digest_of, encode_event, encode_json
+from perdure.core.codec import (
+    MAX_IN_EVENT,
+    MAX_NESTING,
+    MAX_WRITTEN,
+    decode_event,
+    decode_json,
+    digest_of,
+    encode_event,
+    encode_json,
+)
 from perdure.core.errors import StoreError, TooNew, UsageError
 from perdure.core.events import CallEnded, InputAccepted, Noted, RunStarted
 from perdure.core.messages import Text
@@ -133,9 +143,33 @@ def test_unclosed_text_full_of_escapes_is_refused_quickly() -> None:
         decode_json("[" + "[]," * 300 + '"' + '\\"' * 300_000)
 
 
-def test_deep_nesting_with_hostile_text_is_refused_too() -> None:
-    with pytest.raises(UsageError):
-        encode_json(nested(900, "\ud800"))
+@pytest.mark.parametrize("text", ["plain", "\ud800"])
+def test_how_deep_a_value_may_be_does_not_depend_on_the_interpreter(text: str) -> None:
+    """Another Python may read what this one writes, and its stack may allow less."""
+    assert encode_json(nested(MAX_WRITTEN, text)).count(b"[") == MAX_WRITTEN
+    with pytest.raises(UsageError, match=f"nested deeper than {MAX_WRITTEN} levels"):
+        encode_json(nested(MAX_WRITTEN + 1, text))
+    with pytest.raises(UsageError, match="cannot be written"):
+        encode_json(nested(900, text))
+
+
+def test_an_event_holds_whatever_could_be_read_and_fits_into_what_stands_around_it() -> None:
+    assert noted(nested(MAX_NESTING)) == nested(MAX_NESTING)
+    deepest = encode_event(Noted("x", nested(MAX_IN_EVENT - 1)))
+    assert encode_json({"line": [msgspec.Raw(deepest)]})
+    with pytest.raises(UsageError, match=f"nested deeper than {MAX_IN_EVENT} levels"):
+        encode_event(Noted("x", nested(MAX_IN_EVENT)))
+    with pytest.raises(TooNew, match="upgrade"):
+        decode_event(deepest.replace(b'"Noted"', b'"Newer"'))
+
+
+@often
+@given(st.text(alphabet='\\"[]{}a') | st.lists(st.text(alphabet='\\"[]{}a')))
+def test_what_stands_in_text_is_never_taken_for_nesting(value: Any) -> None:
+    padding = "[" * (MAX_WRITTEN + 1)
+    assert decode_json(encode_json([value, padding])) == [value, padding]
+    with pytest.raises(UsageError, match="nested deeper"):
+        encode_json([value, nested(MAX_WRITTEN)])
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ class Told:
     """A model that says who was asked; what is asked for "hold" waits until it is let go."""
 
     def __init__(self) -> None:
+        self.holds = asyncio.Event()
         self.go_on = asyncio.Event()
         self.model = ScriptedModel(self._answer)
 
@@ -43,6 +44,7 @@ class Told:
     async def _answer(self, request: ModelRequest) -> Any:
         text = str(request.messages[-1])
         if "hold" in text and not self.go_on.is_set():
+            self.holds.set()
             await self.go_on.wait()
             return [call("nothing")]
         return f"{request.instructions.split()[2].rstrip('.')} says hello"
@@ -76,7 +78,7 @@ async def test_in_a_run_it_takes_over_at_the_end_of_the_turn(store: str | Store)
     async with Runtime(store, agents=[CLERK, BILLING], model=told_by.model) as runtime:
         session = await runtime.open(CLERK, id="s")
         run = await session.start("hold")
-        await seen(session, ModelCalled)
+        await soon(told_by.holds.wait())
         await session.set_agent("billing")
         assert session.agent == "billing"
         told_by.go_on.set()
@@ -90,7 +92,7 @@ async def test_who_is_set_and_set_back_before_the_turn_ends_never_takes_over(sto
     async with Runtime(store, agents=[CLERK, BILLING], model=told_by.model) as runtime:
         session = await runtime.open(CLERK, id="s")
         run = await session.start("hold")
-        await seen(session, ModelCalled)
+        await soon(told_by.holds.wait())
         await session.set_agent("billing")
         await session.set_agent("clerk")
         told_by.go_on.set()
@@ -104,7 +106,7 @@ async def test_an_agent_that_the_driver_does_not_know_leaves_the_run_to_the_one_
     async with Runtime(store, agents=[CLERK], model=told_by.model) as runtime, Runtime(store, engine=None) as beside:
         session = await runtime.open(CLERK, id="s")
         run = await session.start("hold")
-        await seen(session, ModelCalled)
+        await soon(told_by.holds.wait())
         await (await beside.session("s")).set_agent("billing")
         await until(lambda: session.agent == "billing")
         told_by.go_on.set()
@@ -161,7 +163,7 @@ async def test_inputs_for_different_agents_wait_their_turn(store: str | Store) -
     async with Runtime(store, agents=[CLERK, BILLING, REFUNDS], model=told_by.model) as runtime:
         session = await runtime.open(CLERK, id="s")
         runs = [await session.start("hold")]
-        await seen(session, ModelCalled)
+        await soon(told_by.holds.wait())
         for name in ("billing", None, "refunds", "refunds", "billing"):
             runs.append(await session.start(f"for {name}", agent=name))
         runs.append(await session.start("join me", busy="join", agent="refunds"))

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from perdure import Agent, Limits, Refused, Runtime, ToolContext, tool
 from perdure.context import Compaction, Reminder, Window
 from perdure.core.actions import CheckCall, CompactHistory, EndRun, RunTool, VetInput
-from perdure.core.events import CallChecked, HistoryCompacted, InputChanged, Noted, RunEnded
-from perdure.core.messages import Text, Usage
+from perdure.core.events import CallChecked, HistoryCompacted, InputChanged, ModelResponded, Noted, RunEnded
+from perdure.core.messages import Text, Thinking, Usage
 from perdure.plugins import Guardrail, Hooks
-from perdure.ports import Store
+from perdure.ports import ModelResponse, Store
 from perdure.testing import ScriptedModel, call
 from tests.runtime.scenes import soon, told
 
@@ -50,6 +50,19 @@ async def test_arguments_that_a_hook_changes_in_place_are_checked_again(memory: 
         await soon(session.run("go", on_pending=lambda pending: "approve"))
         assert (await told(session))[0][1] == "denied"
     assert ran == [], "ann was approved, mallory was not"
+
+
+async def test_what_a_model_nests_too_deeply_for_another_python_is_not_kept(memory: Store) -> None:
+    deep: Any = "signed"
+    for _ in range(900):
+        deep = [deep]
+    model = ScriptedModel(lambda _: ModelResponse((Thinking("Hm.", extras={"details": deep}), Text("Done."))))
+    agent = Agent(name="clerk", model=model)
+    async with Runtime(memory, agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        result = await soon(session.run("go"))
+        assert (result.reason, "nested deeper than" in result.detail) == ("failed", True)
+        assert not [record for record in await session.records() if isinstance(record.event, ModelResponded)]
 
 
 async def test_middleware_does_not_make_a_call_another_tools(memory: Store) -> None:

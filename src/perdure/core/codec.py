@@ -6,8 +6,6 @@ and infinities become null, repeated keys keep the last; what cannot be written 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import cast
 
@@ -20,36 +18,41 @@ from perdure.core.upcast import upcast
 
 MAX_NESTING = 256
 """Far below what the interpreter's stack allows, so that what one process wrote another can read."""
+MAX_IN_EVENT = MAX_NESTING + 32
+"""A value and what stands around it in an event; Pythons differ in how deep they can go, and share a store."""
+MAX_WRITTEN = MAX_NESTING + 64
+"""An event and what stands around it in a line or an answer."""
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NOT_A_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
-def encode_json(value: object) -> bytes:
+def encode_json(value: object, deepest: int = MAX_WRITTEN) -> bytes:
     """Canonical bytes: sorted keys, no white space, UTF-8."""
     try:
         try:
-            return _encode(value)
+            data = _encode(value)
         except UnicodeEncodeError:
-            return _encode(_scrub(msgspec.to_builtins(value)))
+            data = _encode(_scrub(msgspec.to_builtins(value)))
+        _refuse_deeper(data, deepest)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"A value cannot be written as JSON ({error}); pass plain data.") from None
+    return data
 
 
-def decode_json(data: bytes | str) -> JSON:
+def decode_json(data: bytes | str, deepest: int = MAX_NESTING) -> JSON:
     """Any JSON text; a ValueError says what is wrong with it."""
     try:
         raw = data if isinstance(data, bytes) else data.encode()
-        if _is_nested_deeper(raw, MAX_NESTING):
-            raise ValueError(f"the JSON is nested deeper than {MAX_NESTING} levels")
+        _refuse_deeper(raw, deepest)
         return msgspec.json.decode(raw)
     except UnicodeEncodeError:
         raise ValueError("the JSON holds a lone surrogate") from None
 
 
-encode_event: Callable[[Event], bytes] = encode_json
+def encode_event(event: Event) -> bytes:
+    return encode_json(event, MAX_IN_EVENT)
 
 
 def decode_event(data: bytes) -> Event:
@@ -58,7 +61,7 @@ def decode_event(data: bytes) -> Event:
         return _decoder.decode(data)
     except (ValueError, RecursionError, UsageError) as error:
         try:
-            plain = decode_json(data)
+            plain = decode_json(data, MAX_IN_EVENT)
         except (ValueError, UsageError):
             raise StoreError(f"A record is damaged ({error}); restore the store from a backup.") from None
         try:
@@ -83,15 +86,16 @@ def digest_of(*parts: bytes | str) -> str:
     return blake2b(framed, digest_size=16).hexdigest()
 
 
-def _is_nested_deeper(data: bytes, limit: int) -> bool:
-    if data.count(b"[") + data.count(b"{") <= limit:
-        return False
+def _refuse_deeper(data: bytes, deepest: int) -> None:
+    if data.count(b"[") + data.count(b"{") <= deepest:
+        return
+    # Without escapes every second quote ends a text; a backslash that is escaped escapes no quote.
+    bare = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     depth = 0
-    for bracket in _STRING.sub(b"", data).translate(None, _NOT_A_BRACKET):
+    for bracket in bare.translate(None, _NOT_A_BRACKET):
         depth += 1 if bracket in b"[{" else -1
-        if depth > limit:
-            return True
-    return False
+        if depth > deepest:
+            raise ValueError(f"the JSON is nested deeper than {deepest} levels")
 
 
 def _scrub(value: JSON) -> JSON:

@@ -1,13 +1,12 @@
 """What the HTTP client sends: head and body of a request leave in one write, at once.
 
-Before Python 3.12 aiohttp starts a task to write a body, and copies it behind its head; asyncio takes 256 KB from the
-kernel for each read of a few hundred bytes, and gives them back. Together that was a tenth of a round with a long
-history (benchmarks/rounds.py).
+aiohttp makes a task to write a body, which runs at once since Python 3.12 only, and copies it behind its head; asyncio
+takes 256 KB from the kernel for each read of a few hundred bytes, and gives them back. Together that was a tenth of a
+round with a long history (benchmarks/rounds.py).
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from aiohttp import ClientConnectionResetError, ClientRequest, ClientResponse, hdrs
@@ -17,7 +16,6 @@ READ = 64 * 1024
 """So much is read at a time; small enough to be had without the kernel."""
 COPIED = 32 * 1024
 """Up to here a second write costs more than a copy."""
-HAS_EAGER_TASKS = sys.version_info >= (3, 12)
 
 
 class Request(ClientRequest):
@@ -26,7 +24,7 @@ class Request(ClientRequest):
     _rest: bytes = b""
 
     def update_body_from_data(self, body: Any, _stacklevel: int = 3) -> None:
-        if HAS_EAGER_TASKS or not isinstance(body, bytes):
+        if not isinstance(body, bytes):
             super().update_body_from_data(body, _stacklevel + 1)
             return
         self._rest = body
