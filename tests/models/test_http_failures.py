@@ -106,6 +106,32 @@ async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient
     assert "0.2 s" in str(error)
 
 
+async def test_the_time_for_a_connection_is_not_rounded_up(
+    serve: Serve, client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, timers = asyncio.get_running_loop(), list[float]()
+    call_at, began = loop.call_at, loop.time()
+
+    def counted(when: float, *rest: object) -> asyncio.TimerHandle:
+        timers.append(when)
+        return call_at(when, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "call_at", counted)
+    provider = await serve([Response(told("fine"))])
+    await answer_of(tiny(provider.url, client=client, deadlines=Deadlines(connect=10.5, first_byte=60.0)))
+    connecting = [when for when in timers if began + 10.5 <= when < began + 20.0]
+    # Whole seconds would be what the client below makes of it.
+    assert connecting
+    assert all(when % 1 for when in connecting)
+
+
+async def test_there_may_be_no_deadline_at_all(serve: Serve, client: HttpClient) -> None:
+    provider = await serve([Response(told("fine"))])
+    never = float("inf")
+    deadlines = Deadlines(connect=never, first_byte=never, idle=never, total=never)
+    assert await answer_of(tiny(provider.url, client=client, deadlines=deadlines))
+
+
 @pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EPIPE])
 async def test_the_system_s_own_errors_are_no_deadline_of_ours(
     code: int, serve: Serve, client: HttpClient, monkeypatch: pytest.MonkeyPatch
