@@ -132,6 +132,22 @@ async def test_text_is_continued_from_its_prefix(store: str | Store) -> None:
         assert notes == ["model_attempt", "continued"]
 
 
+async def test_who_refuses_a_prefix_is_asked_from_the_start(memory: Store) -> None:
+    refusal = ModelError("This model does not go on from an answer.", kind="invalid_request")
+    script = [Reply("It was a dark night.", chunk=4, cut_after=3), refusal, "It was bright."]
+    clock, model = ManualClock(), ScriptedModel(script, traits=GOES_ON)
+    agent = Agent(name="clerk", model=model)
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        run = await (await runtime.open(agent)).start("go")
+        items: list[Any] = []
+        reading = collect(run.stream(), items)
+        await turned(clock, lambda: reading.done())
+        assert (await run).output == "It was bright."
+    assert [request.prefix for request in model.requests] == [(), (Text("It was a dar"),), ()]
+    discarded = next(at for at, item in enumerate(items) if isinstance(item, AttemptDiscarded))
+    assert "".join(item.text for item in items[discarded:] if isinstance(item, TextDelta)) == "It was bright."
+
+
 async def test_a_half_call_behind_text_is_dropped_and_said_to_be(memory: Store) -> None:
     clock = ManualClock()
     model = ScriptedModel(
