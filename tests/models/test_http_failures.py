@@ -162,6 +162,46 @@ async def test_a_plain_port_is_no_tls(serve: Serve, client: HttpClient) -> None:
     assert (await failure_of(model)).kind == "connect"
 
 
+async def test_nobody_waits_behind_a_request_that_was_not_read(client: HttpClient) -> None:
+    """A server that answers before it has read, and reads on never, without a word that it will close."""
+    connections, is_over = 0, asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        for size in (10_000, 100):
+            await reader.read(size)
+            writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
+        await is_over.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def ask(size: int) -> bytes:
+        exchange = await client.post(url, {}, b"x" * size, Deadlines(first_byte=5))
+        return await exchange.read_error()
+
+    assert await ask(1) == b"big"
+    (line,) = client._lines.values()  # pyright: ignore[reportPrivateUsage]
+    ((kept,),) = line._connector._conns.values()  # pyright: ignore[reportPrivateUsage]
+    kept[0].transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    assert [await ask(http.LARGE_BODY), await ask(1)] == [b"big", b"big"]
+    assert connections == 2
+    is_over.set()
+    server.close()
+
+
+async def test_another_protocol_is_no_answer_and_its_connection_is_closed(serve: Serve, client: HttpClient) -> None:
+    upgrade = b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    provider = await serve([Response(upgrade, framing="close", head=False, then="stall"), Response(told("fine"))])
+    exchange = await client.post(provider.url, {}, b"{}", Deadlines())
+    assert exchange.status == 101
+    exchange.close()
+    await provider.wait_until_left()
+    await answer_of(tiny(provider.url, client=client))
+
+
 async def test_what_came_before_a_reset_is_told(serve: Serve, client: HttpClient) -> None:
     """Words and the reset may be read in one go; the words count nevertheless."""
     for response in (cut(STREAM, 11, by="reset"), unfinished(STREAM, 11)):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 READ = 64 * 1024
 MAX_ANSWER = 64 * 1024 * 1024
 MAX_ERROR = 64 * 1024
+SWITCHED = 101
+"""What follows such an answer is not HTTP, so its connection is never given back."""
 LARGE_BODY = 512 * 1024
 """From here on aiohttp wants a file, so that it can send in pieces."""
 
@@ -160,7 +162,7 @@ class Exchange:
 
     def close(self) -> None:
         """Ends the connection at once, unless all was read: then it has been given back."""
-        if not self._content.at_eof():
+        if not self._content.at_eof() or self.status == SWITCHED:
             self._response.close()
 
     async def _receive(self) -> bytes:
