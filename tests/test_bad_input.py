@@ -404,6 +404,16 @@ def test_settings_of_a_wrong_type_are_told(options: dict[str, Any], words: str) 
         ModelSettings(**options)
 
 
+async def test_a_run_is_not_asked_of_what_is_no_model() -> None:
+    agent = clerk("Done.")
+    async with Runtime("memory:", agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        for ask in (lambda: session.run("go", model=5), lambda: session.set_model(5)):  # type: ignore[arg-type]
+            with refused(UsageError, "5 is no model"):
+                await ask()
+        assert (await soon(session.run("go"))).output == "Done."
+
+
 async def test_limits_with_a_point_are_whole_numbers_or_told(tmp_path: Path) -> None:
     with refused(UsageError, "Limits(turns=2.5): give a whole number"):
         Limits(turns=2.5)  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ async def test_a_fault_has_its_class_and_the_next_request_works(fault: str, serv
 async def test_nobody_listens(client: HttpClient) -> None:
     error = await failure_of(tiny(refusing_url(), client=client))
     assert error.kind == "connect"
-    assert "Connect" in str(error)
+    assert "Connection refused; see that it is running, and that base_url is right." in str(error)
 
 
 async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient) -> None:

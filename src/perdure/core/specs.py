@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from math import isfinite
+from math import inf
 from types import NoneType
 from typing import Literal, TypeAlias, cast, get_args
 
@@ -81,11 +81,11 @@ class Limits(Plain, frozen=True):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
                 raise UsageError(f"Limits({name}={value!r}): give a number of at least 0, or None.")
-            if isinstance(value, float) and name in _COUNTS and isfinite(value):
+            if isinstance(value, float) and name in _COUNTS:
                 # As in Limits(tokens=1e6); a log in which a count has a point could not be read again.
-                if not value.is_integer():
+                if value != inf and not value.is_integer():
                     raise UsageError(f"Limits({name}={value!r}): give a whole number of at least 0, or None.")
-                force_setattr(self, name, int(value))
+                force_setattr(self, name, None if value == inf else int(value))
         if self.at_limit not in ("stop", "answer"):
             raise UsageError(f"Limits(at_limit={self.at_limit!r}): take 'stop' or 'answer'.")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -239,7 +240,11 @@ def _failure_of(error: Exception, where: str, clock: Phases) -> ModelError:
             told = f"The certificate of {where} is not trusted ({why}); name the one to trust in SSL_CERT_FILE."
             return ModelError(told, kind="connect")
         case aiohttp.ClientConnectorError(os_error=reason):
-            return ModelError(f"Cannot connect to {where}: {reason.strerror or type(reason).__name__}.", kind="connect")
+            # The words of the system; asyncio's own repeat the address.
+            code = reason.errno or 0
+            why = os.strerror(code) if code > 0 else reason.strerror or type(reason).__name__
+            told = f"Cannot connect to {where}: {why}; see that it is running, and that base_url is right."
+            return ModelError(told, kind="connect")
         case aiohttp.ClientHttpProxyError(status=status):
             return ModelError(f"The proxy refused a connection to {where} with {status}.", kind="connect")
         case TimeoutError():
