@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perdure import (
     Agent,
@@ -31,7 +34,9 @@ from perdure import (
     UsageError,
     tool,
 )
+from perdure.core.codec import encode_json
 from perdure.core.messages import ToolCall
+from perdure.core.specs import Guards, ModelSettings, Reminder, StopWhen, ToolErrors, Window
 from perdure.events import CallStarted, InputAccepted, RunEnded
 from perdure.ports import Store
 from perdure.stores.memory import MemoryStore
@@ -356,6 +361,91 @@ async def test_agents_that_make_no_sense() -> None:
             pass
     with refused(UsageError, "give a number of at least 0, or None"):
         Limits(turns=-1)
+
+
+@pytest.mark.parametrize("name", ModelSettings.__struct_fields__)
+@settings(max_examples=60, deadline=None)
+@given(
+    value=st.one_of(
+        *(st.none(), st.booleans(), st.integers(-5, 5), st.floats(0, 3), st.just("high"), st.text(max_size=3)),
+        *(
+            st.just(()),
+            st.lists(st.text(max_size=2), max_size=2),
+            st.lists(st.integers(), max_size=2),
+            st.just({"a": 1}),
+        ),
+    )
+)
+def test_settings_that_can_be_made_can_be_read_again(name: str, value: Any) -> None:
+    """Else the session that they were written to could not be loaded any more."""
+    try:
+        made = ModelSettings(**{name: value})
+    except UsageError as error:
+        assert f"ModelSettings({name}=" in str(error)
+        return
+    assert msgspec.json.decode(encode_json(made), type=ModelSettings) == msgspec.convert(
+        msgspec.to_builtins(made), ModelSettings
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"thinking": "max"}, "thinking='max'): give one of off, low, medium, high"),
+        ({"stop": "END"}, "stop='END'): give a list of texts"),
+        ({"stop": [1]}, "give a list of texts"),
+        ({"temperature": "hot"}, "temperature='hot'): give a number"),
+        ({"max_tokens": 1.5}, "give a whole number"),
+        ({"tool_choice": None}, "auto, none, required"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_told(options: dict[str, Any], words: str) -> None:
+    with refused(UsageError, words):
+        ModelSettings(**options)
+
+
+async def test_a_run_is_not_asked_of_what_is_no_model() -> None:
+    agent = clerk("Done.")
+    async with Runtime("memory:", agents=[agent]) as runtime:
+        session = await runtime.open(agent)
+        for ask in (lambda: session.run("go", model=5), lambda: session.set_model(5)):  # type: ignore[arg-type]
+            with refused(UsageError, "5 is no model"):
+                await ask()
+        assert (await soon(session.run("go"))).output == "Done."
+
+
+async def test_limits_with_a_point_are_whole_numbers_or_told(tmp_path: Path) -> None:
+    with refused(UsageError, "Limits(turns=2.5): give a whole number"):
+        Limits(turns=2.5)  # type: ignore[arg-type]
+    made = Limits(tokens=1e6, turns=3.0)  # type: ignore[arg-type]
+    assert (repr(made.tokens), repr(made.turns)) == ("1000000", "3")
+    agent = Agent(name="clerk", model=ScriptedModel(lambda _: "Done."), limits=made)
+    for _ in range(2):
+        async with Runtime(f"sqlite:{tmp_path}/x.db", agents=[agent]) as runtime:
+            assert (await soon((await runtime.open(agent, id="x")).run("go"))).output == "Done."
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"guards": Guards(empty_answers="x")}, "guards.empty_answers"),  # type: ignore[arg-type]
+        ({"tool_errors": ToolErrors(then="explode")}, "tool_errors.then"),  # type: ignore[arg-type]
+        ({"reminders": [Reminder(text=5)]}, "reminders"),  # type: ignore[arg-type]
+        ({"stop_when": [StopWhen(turns="x")]}, "stop_when"),  # type: ignore[arg-type]
+        ({"window": Window(tokens=9.5)}, "Window(tokens=9.5)"),  # type: ignore[arg-type]
+        ({"window": Window(at="x")}, "Window(at='x')"),  # type: ignore[arg-type]
+        ({"settings": {"temperature": 1}}, "settings takes ModelSettings(…)"),
+        ({"policy": "ask"}, "policy takes Policy(…)"),
+        ({"instructions": 5}, "a text or a function"),
+        ({"model": 5}, "5 is no model"),
+        ({"name": 5}, "needs a name"),
+    ],
+)
+async def test_an_agent_that_could_not_be_read_again_is_refused(options: dict[str, Any], words: str) -> None:
+    with refused(UsageError, words):
+        agent = Agent(**{"name": "clerk", "model": ScriptedModel([]), **options})
+        async with Runtime("memory:", agents=[agent]):
+            pass
 
 
 # Inputs

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perdure.core.codec import encode_json
 from perdure.core.messages import (
     AssistantMessage,
     Message,
@@ -85,6 +86,15 @@ def test_a_turn_without_thoughts_of_its_own_is_not_thought_about_further() -> No
             history = history.add(message)
         bodies.append(wire.to_wire(ModelRequest("p:m", "", history, settings=thinking), "m", {}))
     assert [b'"budget_tokens"' in body for body in bodies] == [True, True, False]
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: f"{wire.name}-{WIRES.index(wire)}")
+def test_extra_is_sent_as_it_is_now(wire: Wire) -> None:
+    history, extra = Buffer[Message]([ASKED]), dict[str, Any]()
+    for value in ("u1", "u2", 1, True):
+        extra["metadata"] = {"user": value}
+        request = ModelRequest("p:m", "", history, settings=ModelSettings(extra=extra))
+        assert b'"metadata":' + encode_json(extra["metadata"]) in wire.to_wire(request, "m", {})
 
 
 @pytest.mark.parametrize("name", CHANGES)

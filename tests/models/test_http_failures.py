@@ -86,7 +86,7 @@ async def test_a_fault_has_its_class_and_the_next_request_works(fault: str, serv
 async def test_nobody_listens(client: HttpClient) -> None:
     error = await failure_of(tiny(refusing_url(), client=client))
     assert error.kind == "connect"
-    assert "Connect" in str(error)
+    assert "Connection refused; see that it is running, and that base_url is right." in str(error)
 
 
 async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient) -> None:
@@ -104,6 +104,32 @@ async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient
             one.close()
     assert error.kind == "connect"
     assert "0.2 s" in str(error)
+
+
+async def test_the_time_for_a_connection_is_not_rounded_up(
+    serve: Serve, client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, timers = asyncio.get_running_loop(), list[float]()
+    call_at, began = loop.call_at, loop.time()
+
+    def counted(when: float, *rest: object) -> asyncio.TimerHandle:
+        timers.append(when)
+        return call_at(when, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "call_at", counted)
+    provider = await serve([Response(told("fine"))])
+    await answer_of(tiny(provider.url, client=client, deadlines=Deadlines(connect=10.5, first_byte=60.0)))
+    connecting = [when for when in timers if began + 10.5 <= when < began + 20.0]
+    # Whole seconds would be what the client below makes of it.
+    assert connecting
+    assert all(when % 1 for when in connecting)
+
+
+async def test_there_may_be_no_deadline_at_all(serve: Serve, client: HttpClient) -> None:
+    provider = await serve([Response(told("fine"))])
+    never = float("inf")
+    deadlines = Deadlines(connect=never, first_byte=never, idle=never, total=never)
+    assert await answer_of(tiny(provider.url, client=client, deadlines=deadlines))
 
 
 @pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EPIPE])
@@ -134,6 +160,46 @@ async def test_a_plain_port_is_no_tls(serve: Serve, client: HttpClient) -> None:
     provider = await serve([])
     model = tiny(provider.url.replace("http", "https"), client=client, deadlines=SHORT)
     assert (await failure_of(model)).kind == "connect"
+
+
+async def test_nobody_waits_behind_a_request_that_was_not_read(client: HttpClient) -> None:
+    """A server that answers before it has read, and reads on never, without a word that it will close."""
+    connections, is_over = 0, asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        for size in (10_000, 100):
+            await reader.read(size)
+            writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
+        await is_over.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def ask(size: int) -> bytes:
+        exchange = await client.post(url, {}, b"x" * size, Deadlines(first_byte=5))
+        return await exchange.read_error()
+
+    assert await ask(1) == b"big"
+    (line,) = client._lines.values()  # pyright: ignore[reportPrivateUsage]
+    ((kept,),) = line._connector._conns.values()  # pyright: ignore[reportPrivateUsage]
+    kept[0].transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    assert [await ask(http.LARGE_BODY), await ask(1)] == [b"big", b"big"]
+    assert connections == 2
+    is_over.set()
+    server.close()
+
+
+async def test_another_protocol_is_no_answer_and_its_connection_is_closed(serve: Serve, client: HttpClient) -> None:
+    upgrade = b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    provider = await serve([Response(upgrade, framing="close", head=False, then="stall"), Response(told("fine"))])
+    exchange = await client.post(provider.url, {}, b"{}", Deadlines())
+    assert exchange.status == 101
+    exchange.close()
+    await provider.wait_until_left()
+    await answer_of(tiny(provider.url, client=client))
 
 
 async def test_what_came_before_a_reset_is_told(serve: Serve, client: HttpClient) -> None:

@@ -412,6 +412,18 @@ async def test_a_tunnel_has_its_own_password(serve: Serve, client: HttpClient, n
     assert (request.method, request.path) == ("CONNECT", "provider.invalid:443")
     assert request.headers["proxy-authorization"] == "Basic bWU6d29yZA=="
     assert "authorization" not in request.headers
+    assert request.headers["user-agent"] == "perdure"
+
+
+@pytest.mark.parametrize("user", ["", "me:word@"])
+async def test_a_connection_to_a_proxy_is_used_again(
+    user: str, serve: Serve, client: HttpClient, no_proxies: pytest.MonkeyPatch
+) -> None:
+    proxy = await serve(endless)
+    no_proxies.setenv("http_proxy", proxy.url.replace("http://", f"http://{user}"))
+    for _ in range(3):
+        await answer_of(tiny("http://provider.invalid", client=client))
+    assert (len(proxy.requests), proxy.connections) == (3, 1)
 
 
 async def test_some_hosts_are_reached_without_it(

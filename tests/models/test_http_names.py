@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -119,6 +120,36 @@ def test_a_refused_string_hides_its_password() -> None:
 def test_an_option_that_is_none() -> None:
     with pytest.raises(UsageError, match="nonsense"):
         models.openai("m", nonsense=1)
+
+
+def test_a_price_function_that_fails_does_not_keep_a_model_from_being_prepared() -> None:
+    model = models.openai("m", api_key="k", price=lambda usage: 1 / usage.input)
+    model.prepare()
+    assert model.cost(Usage(4, 0)) == 0.25
+
+
+class Secret:
+    def __repr__(self) -> str:
+        return "sk-hidden"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"api_key": Secret()}, "openai: api_key is text, not Secret; pass a str."),
+        ({"base_url": 5}, "openai: base_url is text, not int; pass a str."),
+        ({"model": None}, "needs a model's name"),
+        ({"model": 5}, "openai: model is text, not int; pass a str."),
+        ({"deadlines": 5}, "deadlines takes Deadlines(…), not 5"),
+        ({"window": "x"}, "window is a number of tokens"),
+        ({"price": (1.0,)}, "price=(1.0,): give (in, out)"),
+        ({"price": "cheap"}, "price='cheap': give (in, out)"),
+    ],
+)
+def test_options_of_a_wrong_type_are_told(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)) as caught:
+        models.openai(**{"model": "m", **options})
+    assert "hidden" not in str(caught.value)
 
 
 def test_prices_and_windows() -> None:

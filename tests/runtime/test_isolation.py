@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -96,6 +98,17 @@ async def test_a_price_that_fails_is_an_unknown_price(memory: Store) -> None:
     async with Runtime(memory, agents=[agent]) as runtime:
         result = await soon((await runtime.open(agent)).run("go"))
         assert (result.output, result.cost_usd) == ("x", None)
+
+
+@pytest.mark.parametrize(
+    ("price", "cost"), [(Decimal("0.25"), 0.25), (1, 1.0), (math.nan, None), (math.inf, None), (-1.0, None)]
+)
+async def test_a_price_is_a_number_or_unknown(memory: Store, price: Any, cost: float | None) -> None:
+    model = Odd([ModelResponse((Text("x"),), usage=Usage(10, 5))], cost=lambda usage: price)
+    agent = Agent(name="clerk", model=model, limits=Limits(cost_usd=2))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        result = await soon((await runtime.open(agent)).run("go"))
+        assert (result.output, result.cost_usd) == ("x", cost)
 
 
 async def test_prices_that_fail_before_a_call_end_the_run(memory: Store) -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure import Agent, Limits, ModelError, Record, Runtime, TextDelta, tool
+from perdure import Agent, Limits, ModelError, Record, Runtime, StoreError, TextDelta, tool
 from perdure.core.deltas import AttemptDiscarded, CallDelta, ModelDelta, PartClosed, ThinkingDelta
 from perdure.core.messages import Text, Thinking, ToolCall
 from perdure.events import CallEnded, ModelCalled, ModelFailed, ModelResponded, Noted, RunResumed
 from perdure.ports import ModelRequest, ModelTraits, Store
-from perdure.runtime.drafts import read_draft
+from perdure.runtime.drafts import DraftTimer, DraftWriter, read_draft
 from perdure.runtime.recovery import Continue, Keep, Restart, as_items, join_answer, plan_after, receive
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
 from tests.runtime.scenes import collect, crashing, events, soon, turned, until
@@ -130,6 +130,22 @@ async def test_text_is_continued_from_its_prefix(store: str | Store) -> None:
         assert responded.wasted.total > 0, "the attempt that was cut is paid for"
         notes = [note.data.get("plan", note.kind) for note in await events(session, Noted)]
         assert notes == ["model_attempt", "continued"]
+
+
+async def test_who_refuses_a_prefix_is_asked_from_the_start(memory: Store) -> None:
+    refusal = ModelError("This model does not go on from an answer.", kind="invalid_request")
+    script = [Reply("It was a dark night.", chunk=4, cut_after=3), refusal, "It was bright."]
+    clock, model = ManualClock(), ScriptedModel(script, traits=GOES_ON)
+    agent = Agent(name="clerk", model=model)
+    async with Runtime(memory, agents=[agent], clock=clock) as runtime:
+        run = await (await runtime.open(agent)).start("go")
+        items: list[Any] = []
+        reading = collect(run.stream(), items)
+        await turned(clock, lambda: reading.done())
+        assert (await run).output == "It was bright."
+    assert [request.prefix for request in model.requests] == [(), (Text("It was a dar"),), ()]
+    discarded = next(at for at, item in enumerate(items) if isinstance(item, AttemptDiscarded))
+    assert "".join(item.text for item in items[discarded:] if isinstance(item, TextDelta)) == "It was bright."
 
 
 async def test_a_half_call_behind_text_is_dropped_and_said_to_be(memory: Store) -> None:
@@ -309,6 +325,32 @@ async def test_a_store_that_takes_no_drafts_costs_no_answer(memory: Store) -> No
         run = await session.start("go")
         await turned(clock, lambda: len(session.state.ended) == 1)
         assert (await run).output == "abc"
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_a_draft_has_no_gap_where_a_write_was_lost(memory: Store, lost: int) -> None:
+    kept: list[bytes] = []
+    writes = 0
+
+    async def shaky(session: str, chunk: bytes, *, epoch: int) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == lost:
+            raise StoreError("busy")
+        kept.append(chunk)
+
+    async def read(session: str) -> tuple[bytes, ...]:
+        return tuple(kept)
+
+    memory.append_draft, memory.read_draft = shaky, read  # type: ignore[method-assign]
+    items: list[ModelDelta] = []
+    writer = DraftWriter(memory, DraftTimer(ManualClock()), "s", 1, (1, 1))
+    writer.begin(items, "m", "own", 0.0)
+    for second, letter in enumerate("abcde", 1):
+        items.append(TextDelta(letter))
+        writer.save(float(second))
+        await writer.settle()
+    assert receive((await read_draft(memory, "s", (1, 1))).items).text == "abcde"
 
 
 async def test_the_draft_of_a_run_that_ended_is_nobodys(store: str | Store) -> None:

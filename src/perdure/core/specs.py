@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias
+from math import inf
+from types import NoneType
+from typing import Literal, TypeAlias, cast, get_args
 
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from perdure.core.errors import UsageError
 from perdure.core.messages import JSON, Plain
@@ -53,6 +56,9 @@ class ToolSpec(Plain, frozen=True):
     queue: str = ""
 
 
+_COUNTS = frozenset(("turns", "tokens", "calls", "depth", "children"))
+
+
 class Limits(Plain, frozen=True):
     """What one run may spend, with its sub-agents; None is without limit. `seconds` does not count waiting.
 
@@ -75,6 +81,11 @@ class Limits(Plain, frozen=True):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
                 raise UsageError(f"Limits({name}={value!r}): give a number of at least 0, or None.")
+            if isinstance(value, float) and name in _COUNTS:
+                # As in Limits(tokens=1e6); a log in which a count has a point could not be read again.
+                if value != inf and not value.is_integer():
+                    raise UsageError(f"Limits({name}={value!r}): give a whole number of at least 0, or None.")
+                force_setattr(self, name, None if value == inf else int(value))
         if self.at_limit not in ("stop", "answer"):
             raise UsageError(f"Limits(at_limit={self.at_limit!r}): take 'stop' or 'answer'.")
 
@@ -93,6 +104,26 @@ class Guards(Plain, frozen=True):
     empty_answers: int | None = 2
     repeated_calls: int | None = 4
     truncated_calls: int | None = 3
+
+
+_NUMBER = (int, float, NoneType), "a number, or None"
+_WHOLE = (int, NoneType), "a whole number, or None"
+_SWITCH = (bool, NoneType), "True, False or None"
+_SETTINGS: dict[str, tuple[tuple[type, ...], str]] = {
+    "temperature": _NUMBER,
+    "top_p": _NUMBER,
+    "max_tokens": _WHOLE,
+    "seed": _WHOLE,
+    "stop": ((tuple, list), "a list of texts, such as ['END']"),
+    "top_k": _WHOLE,
+    "presence_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "thinking": ((str, int, NoneType), f"one of {', '.join(get_args(Effort))}, a number of tokens, or None"),
+    "tool_choice": ((str,), "auto, none, required or the name of a tool"),
+    "parallel_calls": _SWITCH,
+    "cache": _SWITCH,
+    "extra": ((dict,), "a dict"),
+}
 
 
 class ModelSettings(Plain, frozen=True):
@@ -115,6 +146,17 @@ class ModelSettings(Plain, frozen=True):
     parallel_calls: bool | None = None
     cache: bool | None = None
     extra: dict[str, JSON] = {}
+
+    def __post_init__(self) -> None:
+        for name, (kinds, wanted) in _SETTINGS.items():
+            value = getattr(self, name)
+            # To Python a bool is a number; to those who read the log it is none.
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise UsageError(f"ModelSettings({name}={value!r}): give {wanted}.")
+        if isinstance(self.thinking, str) and self.thinking not in get_args(Effort):
+            raise UsageError(f"ModelSettings(thinking={self.thinking!r}): give {_SETTINGS['thinking'][1]}.")
+        if not all(isinstance(text, str) for text in cast(Sequence[object], self.stop)):
+            raise UsageError(f"ModelSettings(stop={self.stop!r}): give {_SETTINGS['stop'][1]}.")
 
     def merged(self, over: ModelSettings | None) -> ModelSettings:
         """These settings, with whatever `over` sets in their place: agent < run < turn."""
@@ -151,9 +193,9 @@ class Window(Plain, frozen=True):
     is_on: bool = True
 
     def check(self) -> None:
-        if self.tokens is not None and (isinstance(self.tokens, bool) or self.tokens < 1):
+        if self.tokens is not None and (type(self.tokens) is not int or self.tokens < 1):
             raise UsageError(f"Window(tokens={self.tokens!r}): give a number of tokens, or None for the model's own.")
-        if not 0 < self.at <= 1:
+        if type(self.at) not in (int, float) or not 0 < self.at <= 1:
             raise UsageError(f"Window(at={self.at!r}): give a part of the window, more than 0 and at most 1.")
         if self.keep_first < 0 or self.keep_last < 1:
             raise UsageError("Window: keep_first has to be at least 0, keep_last at least 1.")

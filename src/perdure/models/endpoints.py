@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from perdure.core.errors import UsageError
 from perdure.core.messages import Usage
+from perdure.models.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from perdure.models.account import Account
-    from perdure.models.deadlines import Deadlines
     from perdure.models.http import HttpClient
     from perdure.models.http_model import HttpModel
     from perdure.models.wires.wire import Wire
@@ -58,6 +58,11 @@ class Endpoint:
         from perdure.models.account import Account, shown_url
         from perdure.models.http_model import HttpModel
 
+        self._check(model=model, base_url=base_url, api_key=api_key)
+        if deadlines is not None and not isinstance(cast(object, deadlines), Deadlines):
+            raise UsageError(f"{self.name}: deadlines takes Deadlines(…), not {deadlines!r}.")
+        if window is not None and type(window) is not int:
+            raise UsageError(f"{self.name}: window is a number of tokens, not {window!r}.")
         if not model or not (base_url or self.url):
             raise UsageError(f"{self.name} needs a model's name{'' if self.url else ' and base_url=…'}.")
         is_elsewhere = base_url is not None and base_url.rstrip("/") != self.url
@@ -83,6 +88,12 @@ class Endpoint:
             window=partial(_window, listed, model, window),
         )
 
+    def _check(self, **texts: object) -> None:
+        """An object that holds a key or an address is not shown, only named."""
+        for name, value in texts.items():
+            if value is not None and not isinstance(value, str):
+                raise UsageError(f"{self.name}: {name} is text, not {type(value).__name__}; pass a str.")
+
     def without_key(self) -> Endpoint:
         """For an address that a string names: keys in the environment are not for whoever listens there."""
         return replace(self, key_variables=(), needs_key=False)
@@ -106,7 +117,13 @@ def _price(listed: Callable[[], str], model: str, price: Price | None) -> Callab
 
     if price is None:
         return lambda usage: cost_of(listed(), model, usage)
-    return price if callable(price) else flat_price(*price)
+    if callable(price):
+        return price
+    match cast(object, price):
+        case (int() | float() as input, int() | float() as output):
+            return flat_price(input, output)
+        case _:
+            raise UsageError(f"price={price!r}: give (in, out) in US dollars a million tokens, or a function of Usage.")
 
 
 def _window(listed: Callable[[], str], model: str, window: int | None) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 READ = 64 * 1024
 MAX_ANSWER = 64 * 1024 * 1024
 MAX_ERROR = 64 * 1024
+SWITCHED = 101
+"""What follows such an answer is not HTTP, so its connection is never given back."""
 LARGE_BODY = 512 * 1024
 """From here on aiohttp wants a file, so that it can send in pieces."""
 
@@ -160,7 +163,7 @@ class Exchange:
 
     def close(self) -> None:
         """Ends the connection at once, unless all was read: then it has been given back."""
-        if not self._content.at_eof():
+        if not self._content.at_eof() or self.status == SWITCHED:
             self._response.close()
 
     async def _receive(self) -> bytes:
@@ -237,7 +240,11 @@ def _failure_of(error: Exception, where: str, clock: Phases) -> ModelError:
             told = f"The certificate of {where} is not trusted ({why}); name the one to trust in SSL_CERT_FILE."
             return ModelError(told, kind="connect")
         case aiohttp.ClientConnectorError(os_error=reason):
-            return ModelError(f"Cannot connect to {where}: {reason.strerror or type(reason).__name__}.", kind="connect")
+            # The words of the system; asyncio's own repeat the address.
+            code = reason.errno or 0
+            why = os.strerror(code) if code > 0 else reason.strerror or type(reason).__name__
+            told = f"Cannot connect to {where}: {why}; see that it is running, and that base_url is right."
+            return ModelError(told, kind="connect")
         case aiohttp.ClientHttpProxyError(status=status):
             return ModelError(f"The proxy refused a connection to {where} with {status}.", kind="connect")
         case TimeoutError():

@@ -60,7 +60,8 @@ class Line:
             loop=self.loop,
             session=self._session,
             proxy=route.proxy,
-            proxy_headers=route.proxy_headers,
+            # The connector writes into them, and finds a connection by what they were before.
+            proxy_headers=route.proxy_headers and route.proxy_headers.copy(),
         )
         try:
             connection = await self._connector.connect(request, traces=[], timeout=self._timeout(connect_within))
@@ -85,5 +86,7 @@ class Line:
     def _timeout(self, connect: float) -> ClientTimeout:
         timeout = self._timeouts.get(connect)
         if timeout is None:
-            timeout = self._timeouts[connect] = ClientTimeout(total=None, connect=connect, sock_connect=connect)
+            # Without a threshold it would be rounded up to a whole second.
+            timeout = ClientTimeout(total=None, connect=connect, sock_connect=connect, ceil_threshold=connect)
+            self._timeouts[connect] = timeout
         return timeout

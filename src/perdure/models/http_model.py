@@ -87,7 +87,10 @@ class HttpModel:
         """Imports the client and looks the price and the window up, which takes a moment."""
         self._users += 1
         self._client.prepare()
-        _ = self.traits, self.cost(Usage())
+        # A price function is user code: one that fails does not know the price, and is asked again later.
+        with suppress(Exception):
+            self.cost(Usage())
+        _ = self.traits
 
     async def close(self) -> None:
         """The last user that leaves closes the connections, unless others share the client."""

@@ -7,6 +7,7 @@ round with a long history (benchmarks/rounds.py).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from aiohttp import ClientConnectionResetError, ClientRequest, ClientResponse, hdrs
@@ -53,7 +54,15 @@ class Request(ClientRequest):
             transport.write(body)
         else:
             transport.write(head.written + body)
+        if transport.get_write_buffer_size():
+            # Whoever answers before all was read may never read on: nobody else is to wait behind that.
+            conn.add_callback(partial(_give_up_unsent, protocol, transport))
         return response
+
+
+def _give_up_unsent(protocol: Any, transport: Any) -> None:
+    if transport.get_write_buffer_size():
+        protocol.force_close()
 
 
 class _Head:

@@ -46,7 +46,7 @@ def find_route(url: str) -> Route:
         headers["authorization"] = authorization
     scheme = plain.partition(":")[0].lower()
     proxy = find_proxy(scheme, where)
-    for_proxy = CIMultiDict[str]()
+    for_proxy = CIMultiDict({"user-agent": headers["user-agent"]})
     if proxy and proxy.authorization:
         # What travels through a tunnel is not for the proxy.
         (headers if scheme == "http" else for_proxy)["proxy-authorization"] = proxy.authorization

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
 
+import msgspec
+
 from perdure.core.codec import digest_of, encode_json
 from perdure.core.errors import UsageError
 from perdure.core.events import OrphanPolicy
@@ -90,8 +92,10 @@ class Agent(Generic[OutputT]):
     handoffs: Sequence[Agent[Any] | Handoff | str] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.strip():
+        if not isinstance(cast(object, self.name), str) or not self.name.strip():
             raise UsageError("An agent needs a name: Agent(name='clerk', …).")
+        if not isinstance(self.instructions, str) and not callable(self.instructions):
+            raise UsageError(f"Agent {self.name!r}: instructions are a text or a function, not {self.instructions!r}.")
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"Agent {self.name!r}: concurrency={self.concurrency}; take at least 1, or None.")
         for name, kind in _LISTS.items():
@@ -160,6 +164,9 @@ _OPTIONS: dict[str, type[Any]] = {
     "window": Window,
     "compaction": Compaction,
     "limits": Limits,
+    "settings": ModelSettings,
+    "policy": Policy,
+    "tool_errors": ToolErrors,
     "guards": Guards,
     "inputs": Inputs,
 }
@@ -237,7 +244,7 @@ def bind(
     return Binding(
         agent=agent,
         spec=spec,
-        digest=digest_of(encode_json(spec)),
+        digest=digest_of(_readable(spec)),
         tools={READ_OUTPUT: read_output, **{tool.name: tool for tool in tools}},
         data={tool.name: tool.data_codec for tool in tools if tool.data_codec is not None},
         models=models,
@@ -248,6 +255,16 @@ def bind(
         sub_agents={tool.name: _heir(tool.sub_agent, agent) for tool in tools if tool.sub_agent is not None},
         handoffs=handoffs,
     )
+
+
+def _readable(spec: AgentSpec) -> bytes:
+    """The spec as it is written; one with a value of a wrong type would make a log that nobody can read again."""
+    written = encode_json(spec)
+    try:
+        msgspec.json.decode(written, type=AgentSpec)
+    except ValueError as error:
+        raise UsageError(f"Agent {spec.name!r} has a value of a wrong type: {error}.") from None
+    return written
 
 
 def _heir(sub: SubAgent, parent: Agent[Any]) -> Agent[Any]:
@@ -304,4 +321,7 @@ def choose_models(choice: ModelChoice, resolve: Callable[[str], Model], who: str
     items = choice if isinstance(choice, Sequence) and not isinstance(choice, str) else [choice]
     if not items or not all(items):
         raise UsageError(f"{who} has no model; give it model='provider:name', or --model at the command line.")
+    for item in items:
+        if not isinstance(item, str) and not callable(getattr(item, "stream", None)):
+            raise UsageError(f"{who}: {item!r} is no model; give it model='provider:name' or one of perdure.models.")
     return tuple(resolve(item) if isinstance(item, str) else item for item in items)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 
@@ -131,9 +130,11 @@ class DraftWriter:
         self._saving = asyncio.get_running_loop().create_task(self._save(encode_json(chunk)))
 
     async def _save(self, chunk: bytes) -> None:
-        # A draft that cannot be saved costs a repetition after a crash, never the turn.
-        with suppress(PerdureError):
+        try:
             await self._store.append_draft(self._session, chunk, epoch=self._epoch)
+        except PerdureError:
+            # It costs a repetition after a crash, never the turn. What follows must not close up over the gap.
+            self._saved, self._fresh = 0, True
 
 
 async def read_draft(store: Store, session: str, place: tuple[int, int]) -> Draft:

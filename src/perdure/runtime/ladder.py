@@ -210,7 +210,9 @@ class Ladder:
         if error.retryable and isinstance(kept := plan_after(received, continues=False), Keep):
             self._note("model_recovery", model=model.name, kind=error.kind, plan="kept")
             return ModelResponse(kept.parts, "calls", self._estimate(received))
-        step = self._own_step(error, at, number, wait)
+        # Perhaps it is only the beginning of an answer that it does not take: then it is asked from the start.
+        is_refused = error.kind == "invalid_request" and bool(self._request.prefix)
+        step = "retry" if is_refused else self._own_step(error, at, number, wait)
         if self._on_error is not None:
             step = await self._ask_user(error, at, number, received, step)
             if step == "continue":
@@ -223,7 +225,8 @@ class Ladder:
         if step == "switch":
             self._note("model_switch", model=self._models[at + 1].name, instead_of=model.name)
         if step != "abort":
-            self._recover(received, model, self._models[at + (step == "switch")], str(error))
+            usable = Received() if is_refused else received
+            self._recover(usable, model, self._models[at + (step == "switch")], str(error))
         else:
             self._discard(str(error))
         if wait and error.kind != "rate_limited":

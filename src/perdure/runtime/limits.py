@@ -7,7 +7,7 @@ from perdure.core.messages import Plain, Usage
 from perdure.core.specs import Limits
 from perdure.core.state import RunState, SessionState
 from perdure.ports import Model
-from perdure.runtime.waste import price_of
+from perdure.runtime.waste import asked_price, price_of
 
 DEFAULT_OUTPUT = 4096
 ANSWER_OUTPUT = 1024
@@ -109,14 +109,14 @@ def has_room_for(run: RunState, model: Model, usage: Usage) -> bool:
 
 
 def _reservation(model: Model, prompt: int, output: int) -> Reservation:
-    cost = model.cost(Usage(input=prompt, output=output))
+    cost = asked_price(model, Usage(input=prompt, output=output))
     return Reservation(prompt + output, cost or 0.0)
 
 
 def _affordable(model: Model, prompt: int, output: int, left: float) -> int:
     """How many output tokens the money left pays for; all of them where the price is unknown."""
-    base = model.cost(Usage(input=prompt))
-    full = model.cost(Usage(input=prompt, output=output))
+    base = asked_price(model, Usage(input=prompt))
+    full = asked_price(model, Usage(input=prompt, output=output))
     if base is None or full is None or full <= left:
         return output
     if full <= base:

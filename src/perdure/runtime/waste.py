@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from perdure.core.deltas import ModelDelta
 from perdure.core.messages import Usage, estimate_tokens
@@ -10,10 +11,17 @@ from perdure.ports import Model
 from perdure.runtime.recovery import receive
 
 
+def asked_price(model: Model, usage: Usage) -> float | None:
+    """What the price function says: a Decimal cannot be added to other costs, and NaN or less than nothing is none."""
+    cost = model.cost(usage)
+    cost = None if cost is None else float(cost)
+    return cost if cost is None or 0.0 <= cost < inf else None
+
+
 def price_of(model: Model, usage: Usage) -> float | None:
     """A price function is anybody's code: one that fails does not know the price."""
     try:
-        return model.cost(usage)
+        return asked_price(model, usage)
     except Exception:  # noqa: BLE001 - a price function is user code
         return None
 

@@ -9,6 +9,7 @@ from typing import Any
 from perdure.core.actions import Action
 from perdure.core.capacity import Capacity
 from perdure.core.codec import digest_of, encode_json
+from perdure.core.errors import UsageError
 from perdure.core.events import Event
 from perdure.core.messages import JSON
 from perdure.core.queues import queue_for
@@ -98,6 +99,8 @@ class World:
         for name, known in self.models.items():
             if known is model:
                 return name
+        if not callable(getattr(model, "stream", None)):
+            raise UsageError(f"{model!r} is no model; give 'provider:name' or one of perdure.models.")
         name = model.name
         if name in self.models or any(item.name == name and item is not model for item in own):
             self.lent += 1

@@ -127,7 +127,9 @@ def write_beside(
     if not isinstance(request.messages, Buffer):
         return write(request, model)
     settings, tools, prefix = request.settings, request.tools, request.prefix
-    basis = (model, request.cache_key, settings, tools, request.instructions, request.output, prefix, also)
+    # As text: a hook may fill the same dict anew, and True is 1 to Python but not to a provider.
+    extra = repr(settings.extra) if settings.extra else ""
+    basis = (model, request.cache_key, settings, extra, tools, request.instructions, request.output, prefix, also)
     return request.messages.kept((wire, write_beside), basis, lambda: write(request, model))
 
 
