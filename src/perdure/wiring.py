@@ -20,6 +20,7 @@ from perdure.core.views import Pending, Status
 from perdure.ports import Clock, Engine, Model, SessionQuery, SessionRow, Store, Worker
 from perdure.runtime.agent import Agent, OutputT
 from perdure.runtime.agent_files import AgentFiles
+from perdure.runtime.agreement import HERE
 from perdure.runtime.clock import SystemClock
 from perdure.runtime.given import given_priority
 from perdure.runtime.hooks import Hooks
@@ -215,6 +216,7 @@ class Runtime:
                 self._middleware,
                 self._hooks,
                 capacity=self._capacity,
+                quotas=HERE if isinstance(self._clock, SystemClock) else None,
             )
             engine = resolve_engine(self._engine, self._clock, store, queues=self._queues)
             _check_resolver(self._resolve, engine)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
-from perdure import ModelError
+from perdure import Agent, ModelError, Runtime
 from perdure.core.errors import StoreError
-from perdure.ports import ModelTraits
-from perdure.runtime.gates import Gate, Gates
+from perdure.events import Noted
+from perdure.ports import Model, ModelTraits
+from perdure.runtime import agreement
+from perdure.runtime.clock import SystemClock
+from perdure.runtime.gates import Entry, Gate, Gates
 from perdure.testing import ManualClock, ScriptedModel
+from tests.runtime.scenes import events, soon, until
 
 PATIENCE = 5.0
 
@@ -228,3 +234,120 @@ async def test_a_model_that_says_of_no_quota_shares_none() -> None:
     await scene.clock.advance(0)
     assert scene.agreement.asked == 0
     assert scene.all[1].quota(ScriptedModel([])).is_open
+
+
+# The Runtimes of one process
+
+
+class Household:
+    """Two Runtimes' gates that agree in memory, and who was let in."""
+
+    def __init__(self, many: int = 2) -> None:
+        self.clock = ManualClock()
+        self.agreement = agreement.Agreement(self.clock)
+        self.all = [Gates(self.clock) for _ in range(many)]
+        for gates in self.all:
+            gates.share(self.agreement)
+        self.entered: list[int] = []
+        self.tasks: list[asyncio.Future[Entry]] = []
+
+    async def refuse(self, at: int, seconds: float) -> None:
+        gates = self.all[at]
+        gates.fail(gates.approach(METERED), ModelError("slow down", kind="rate_limited"), seconds)
+        await self.clock.advance(0)
+
+    async def line_up(self, *places: int) -> None:
+        self.tasks += [asyncio.ensure_future(self._enter(at)) for at in places]
+        await self.clock.advance(0)
+
+    async def _enter(self, at: int) -> Entry:
+        gates = self.all[at]
+        entry = await gates.enter(gates.approach(METERED))
+        self.entered.append(at)
+        return entry
+
+
+async def test_who_is_told_to_wait_tells_the_other_runtimes_of_the_process_and_one_tries_first() -> None:
+    house = Household()
+    await house.refuse(0, 10.0)
+    await house.line_up(1, 1, 0, 0)
+    await house.clock.advance(9.9)
+    assert house.entered == []
+    await house.clock.advance(0.2)
+    assert len(house.entered) == 1, "one for all"
+    first = house.entered[0]
+    house.all[first].succeed(await next(task for task in house.tasks if task.done()))
+    await house.clock.advance(0)
+    assert len(house.entered) == 3, "two more"
+    for gates in house.all:
+        gates.part()
+    for task in house.tasks:
+        task.cancel()
+
+
+async def test_a_runtime_that_comes_later_hears_of_it_and_one_that_is_left_alone_goes_on() -> None:
+    house = Household(many=1)
+    await house.refuse(0, 10.0)
+    late = Gates(house.clock)
+    late.share(house.agreement)
+    assert late.quota(METERED).opens_in == 10.0
+    late.part()
+    await house.line_up(0, 0)
+    await house.clock.advance(10.1)
+    assert house.entered == [0], "as without anybody else: one tries"
+    house.all[0].succeed(await house.tasks[0])
+    await house.clock.advance(0)
+    assert house.entered == [0, 0]
+
+
+async def test_who_tries_and_says_nothing_holds_the_other_runtimes_up_for_a_moment_only() -> None:
+    house = Household()
+    await house.refuse(0, 1.0)
+    await house.line_up(0, 1)
+    await house.clock.advance(1.1)
+    assert len(house.entered) == 1
+    await house.clock.advance(agreement.PATIENCE + 0.1)
+    assert len(house.entered) == 2
+
+
+async def test_runtimes_in_threads_of_their_own_hear_of_it_and_one_whose_loop_has_ended_is_forgotten() -> None:
+    shared = agreement.Agreement(SystemClock())
+    heard: list[tuple[str, float | None]] = []
+    follows, is_told = threading.Event(), threading.Event()
+
+    async def follow() -> None:
+        told = asyncio.Event()
+        shared.follow_quotas(lambda quota, seconds: (heard.append((quota, seconds)), told.set())[1])
+        follows.set()
+        await told.wait()
+        is_told.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(follow()), daemon=True)
+    thread.start()
+    await asyncio.to_thread(follows.wait, 5)
+    await shared.shut_quota("q", 30.0)
+    assert await asyncio.to_thread(is_told.wait, 5)
+    await asyncio.to_thread(thread.join, 5)
+    assert heard[0][0] == "q"
+    await shared.shut_quota("q", 60.0)
+    assert len(heard) == 1
+    assert await shared.enter_quota("q") is None, "nobody is left to agree with"
+
+
+async def test_two_runtimes_with_stores_of_their_own_share_a_key() -> None:
+    traits = ModelTraits(quota="one key of two Runtimes")
+    refusal = ModelError.rate_limited(retry_after=0.3)
+    one = Agent(name="one", model=ScriptedModel([refusal, "Done."], traits=traits))
+    two = Agent(name="two", model=ScriptedModel(["Done."], traits=traits))
+    async with Runtime("memory:", agents=[one]) as first, Runtime("memory:", agents=[two]) as second:
+        session, other = await first.open(one), await second.open(two)
+        run = await session.start("go")
+        gate = second._host.world.gates.quota(cast(Model, two.model))  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: not gate.is_open)
+        assert (await soon(other.run("go"))).output == "Done."
+        assert [note.kind for note in await events(other, Noted)] == ["model_wait"]
+        assert (await soon(_ended(run))).output == "Done."
+
+
+async def _ended(run: Any) -> Any:
+    return await run

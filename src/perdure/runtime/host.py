@@ -76,8 +76,9 @@ class Host:
 
     async def start(self) -> None:
         if self._engine is not None:
-            if isinstance(self.world.store, SharesQuota):
-                self.world.gates.share(self.world.store)
+            shared = self.world.store if isinstance(self.world.store, SharesQuota) else self.world.quotas
+            if shared is not None:
+                self.world.gates.share(shared)
             await self.world.store.join(self.duty.owner, {**self._about, "agents": list[JSON](self._bindings)})
             await self._engine.start(self.duty)
 

@@ -14,7 +14,7 @@ from perdure.core.events import Event
 from perdure.core.messages import JSON
 from perdure.core.queues import queue_for
 from perdure.core.state import SessionState
-from perdure.ports import Clock, Connected, Model, Store
+from perdure.ports import Clock, Connected, Model, SharesQuota, Store
 from perdure.runtime.agent import Binding
 from perdure.runtime.drafts import DraftTimer
 from perdure.runtime.gates import Gates
@@ -39,7 +39,7 @@ class World:
     `stand_in` may answer an action in the place of whoever would perform it: a replay asks nobody.
     `scratch` holds, by tenant, the shared state keys that are not persistent. By `post` sessions reach each other,
     `agents` finds an agent by its name. `serves` says which queues this process serves; without it, all.
-    `capacity` bounds what is driven, and what may wait.
+    `capacity` bounds what is driven, and what may wait. `quotas`: with whom they are shared, if not through the store.
     """
 
     store: Store
@@ -60,6 +60,7 @@ class World:
     post: Mail | None = None
     serves: Callable[[str], bool] | None = None
     capacity: Capacity = NO_BOUNDS
+    quotas: SharesQuota | None = None
     gates: Gates = field(init=False)
     drafts: DraftTimer = field(init=False)
 
