@@ -328,6 +328,7 @@ def error_body(kind: str, message: str = "words", **details: JSON) -> bytes:
         (429, error_body("rate_limit_error"), "rate_limited"),
         (529, error_body("overloaded_error"), "overloaded"),
         (500, error_body("api_error"), "server"),
+        (404, error_body("api_error"), "not_found"),
         (504, error_body("timeout_error"), "server"),
         (401, error_body("authentication_error"), "auth"),
         (403, error_body("permission_error"), "auth"),

@@ -200,3 +200,14 @@ async def test_google_s_client_understands_its_stream(serve: Serve) -> None:
     client.close()
     assert "".join(part.text or "" for part in parts if not part.thought) == "Hello, wörld: I look twice."
     assert [part.function_call.args for part in parts if part.function_call] == [{"at": "a wall"}, {"at": "a door"}]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_what_comes_in_the_place_of_a_stream_is_told(format: Format, serve: Serve, client: HttpClient) -> None:
+    page = Response(b"<html>Sign in</html>", headers={"content-type": "text/html; charset=utf-8"})
+    error = Response(error_body(format, 429), headers={"content-type": "application/json"})
+    provider = await serve([page, error])
+    model = MAKE[format]("m", base_url=provider.url, api_key="k-123456789", client=client)
+    first, second = await failure_of(model), await failure_of(model)
+    assert (first.kind, "a web page; see that base_url is right" in str(first)) == ("cut", True)
+    assert second.kind == "rate_limited"

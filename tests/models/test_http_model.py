@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import traceback
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -352,6 +353,14 @@ def test_words_that_are_no_key_stay() -> None:
     assert account.scrub("sk-1...def wait...what 1234...cdef") == "[key] wait...what [key]"
     assert Account("http://a", api_key="no").scrub("no, not now") == "[key], not now"
     assert "hunter2" not in repr(account)
+
+
+def test_what_is_echoed_as_it_was_sent_is_hidden_too() -> None:
+    account = Account("https://user:hunter%202secret@host/v1", api_key="k-1234567890abcdef")
+    sent = b64encode(b"user:hunter 2secret").decode()
+    assert account.scrub(f"Basic {sent} refused") == "Basic [key] refused"
+    assert account.scrub("the password hunter 2secret is wrong") == "the password [key] is wrong"
+    assert account.scrub(f"got {b64encode(b'k-1234567890abcdef').decode()}") == "got [key]"
     assert "sk-" not in repr(account)
     assert shown_url("https://u:p@host:8/v1/?key=x#y") == "https://host:8/v1"
 

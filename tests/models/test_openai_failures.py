@@ -33,6 +33,8 @@ def error(**fields: JSON) -> JSON:
             "quota_exhausted",
         ),
         (401, {"error": OPENAI_AUTH}, "auth"),
+        (404, error(message="model 'm' not found, try pulling it first", type="api_error"), "not_found"),
+        (400, error(message="no", type="server_error"), "invalid_request"),
         (401, error(message="x", type="authentication_error", code="invalid_request_error"), "auth"),
         (403, {}, "auth"),
         (404, error(code="model_not_found"), "not_found"),

@@ -134,6 +134,17 @@ async def test_who_left_does_not_count_and_who_comes_late_hears() -> None:
     assert await agreement.enter_quota("q") is None, "nobody else is left"
 
 
+async def test_with_the_last_runtime_all_is_forgotten() -> None:
+    agreement, heard = Agreement(), list[str]()
+    ends = [agreement.follow_quotas(lambda quota, seconds: None) for _ in "12"]
+    await agreement.shut_quota("q", 60.0)
+    for end in ends:
+        end()
+    agreement.follow_quotas(lambda quota, seconds: heard.append(quota))
+    await asyncio.sleep(0)
+    assert heard == []
+
+
 async def test_what_nobody_cares_for_is_forgotten() -> None:
     clock = ManualClock()
     agreement = Agreement(clock.monotonic)
@@ -157,6 +168,7 @@ async def test_a_loop_that_ended_hurts_nobody() -> None:
     await agreement.shut_quota("q", 1.0)
     await asyncio.sleep(0)
     assert heard == [pytest.approx(1.0)]
+    assert await agreement.enter_quota("q") is None, "nobody is left to agree with"
 
 
 def test_a_process_has_one_and_a_time_of_one_s_own_has_none() -> None:

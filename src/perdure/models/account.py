@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from base64 import b64encode
 from hashlib import sha256
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from perdure.core.errors import ModelError
+from perdure.models.http_route import take_user
 
 HIDDEN = "[key]"
 _WORD = re.compile(r"[^\s\"'<>(){}\[\],;=]{4,}")
@@ -71,7 +73,11 @@ class Account:
 
     def scrub(self, text: str) -> str:
         """The text without the key, pieces of it, and words that look like a key: providers echo what they refuse."""
-        secrets = [secret for secret in (self._find_key(), _password_of(self.base_url)) if secret]
+        key, password = self._find_key(), _password_of(self.base_url)
+        basic = take_user(self.base_url)[1].removeprefix("Basic ")
+        # What is sent is also echoed as it was sent: the password in words, and both of them in base64.
+        forms = (key, b64encode(key.encode("utf-8", "replace")).decode(), password, unquote(password), basic)
+        secrets = [secret for secret in dict.fromkeys(forms) if secret]
         for secret in secrets:
             # A short one may be a part of any word.
             pattern = re.escape(secret) if len(secret) >= _SHARED else rf"(?<!\w){re.escape(secret)}(?!\w)"

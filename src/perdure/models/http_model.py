@@ -101,13 +101,14 @@ class HttpModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelDelta | ModelResponse]:
         exchange = await self._send(request)
         try:
-            reader = self._wire.from_wire(request)
+            reader, first = self._wire.from_wire(request), b""
             while not reader.is_done and (data := await exchange.read()):
+                first = first or data
                 for delta in self._read(reader, data):
                     yield delta
             if reader.is_done and not exchange.is_over:
                 await _settle(exchange, reader)
-            response = self._finish(reader)
+            response = self._finish(reader, exchange, first)
         finally:
             exchange.close()
         yield response
@@ -156,12 +157,26 @@ class HttpModel:
             failure = error
         raise self._scrubbed(str(failure), failure.kind, failure.retry_after)
 
-    def _finish(self, reader: Reader) -> ModelResponse:
+    def _finish(self, reader: Reader, exchange: Exchange, first: bytes) -> ModelResponse:
         try:
             return reader.finish()
         except ModelError as error:
             failure = error
-        raise self._scrubbed(str(failure), failure.kind, failure.retry_after)
+        instead = self._read_instead(exchange, first) if failure.kind == "cut" else None
+        raise instead or self._scrubbed(str(failure), failure.kind, failure.retry_after)
+
+    def _read_instead(self, exchange: Exchange, body: bytes) -> ModelError | None:
+        """What came in the place of a stream: an error that no status told of, or somebody's web page."""
+        kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "text/html":
+            told = f"{exchange.where} answered with a web page; see that base_url is right."
+            return ModelError(told, kind="cut")
+        if kind != "application/json" or b'"error"' not in body:
+            return None
+        # A failure of no class of its own is what a cut is, too.
+        failure = self._wire.read_failure(500, body)
+        is_known = failure.kind != "server"
+        return self._scrubbed(failure.message, failure.kind, failure.retry_after) if is_known else None
 
     def _scrubbed(self, message: str, kind: ModelErrorKind, retry_after: float | None) -> ModelError:
         # First shortened roughly, for the search costs time, and at last where half a key cannot be left.

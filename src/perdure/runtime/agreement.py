@@ -48,6 +48,7 @@ class Agreement:
         token, loop = object(), asyncio.get_running_loop()
         with self._lock:
             now = self._monotonic()
+            self._forget_ended()
             self._followers[token] = loop, heard
             known = [(quota, row.shut_until - now) for quota, row in self._rows.items() if row.shut_until > now]
         for quota, seconds in known:
@@ -56,6 +57,7 @@ class Agreement:
         def end() -> None:
             with self._lock:
                 self._followers.pop(token, None)
+                self._forget_ended()
 
         return end
 
@@ -72,6 +74,7 @@ class Agreement:
 
     async def enter_quota(self, quota: str) -> float | None:
         with self._lock:
+            self._forget_ended()
             now, row = self._monotonic(), self._rows.get(quota)
             if row is None or len(self._followers) < 2 or row.shut_until < now - FORGOTTEN_AFTER:
                 self._rows.pop(quota, None)
@@ -98,9 +101,15 @@ class Agreement:
 
     def _tell(self, quota: str, seconds: float | None) -> None:
         for token, (loop, _) in self._followers.items():
-            # A loop that was closed without a word hears nothing, and its Runtime has gone.
-            with suppress(RuntimeError):
+            with suppress(RuntimeError):  # it has just ended
                 loop.call_soon_threadsafe(self._hand_over, token, quota, seconds)
+
+    def _forget_ended(self) -> None:
+        """A loop that was closed without a word has no Runtime any more; where nobody is left, nothing is known."""
+        for token in [token for token, (loop, _) in self._followers.items() if loop.is_closed()]:
+            del self._followers[token]
+        if not self._followers:
+            self._rows.clear()
 
     def _hand_over(self, token: object, quota: str, seconds: float | None) -> None:
         """Unless the follower has left while the news was on its way."""

@@ -85,4 +85,7 @@ def read_failure(status: int, body: bytes) -> Failure:
         error = ErrorObject(message=f"HTTP status {status} without a readable error.")
     if status == 413:
         error = ErrorObject("request_too_large", error.message)
+    elif error.type == "api_error" and status < 500:
+        # Other servers say that of anything; the status says more.
+        error = ErrorObject(None, error.message, error.details)
     return failure_of(error, kind_of_status(status))

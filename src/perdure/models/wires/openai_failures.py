@@ -68,8 +68,8 @@ def read_failure(status: int, body: bytes) -> Failure:
     except (ValueError, RecursionError):
         error = _Error()
     kind = _specific(error)
-    if kind is None or (kind == "server" and kind_of_status(status) == "overloaded"):
-        # Every failure of a server has the type server_error; the status may say more.
+    if kind is None or kind == "server":
+        # Every failure may have the type server_error or api_error; the status says more.
         kind = kind_of_status(status)
     return Failure(kind, _sentence(kind, str(status), error))
 
