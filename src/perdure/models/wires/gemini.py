@@ -39,6 +39,7 @@ from perdure.models.wires.wire import (
     unshown,
     with_extra,
     without_none,
+    write,
     write_all,
     write_beside,
 )
@@ -83,7 +84,7 @@ class GeminiWire(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return compose(write_beside(request, self, model, self._write_beside), pieces)
 
     def _write_beside(self, request: ModelRequest, model: str) -> bytes:
-        return open_list(encode(_head(self, request)), b"contents")
+        return open_list(write(_head(self, request)), b"contents")
 
     def from_wire(self, request: ModelRequest) -> GeminiReader:
         return GeminiReader(_output_tool(self, request))

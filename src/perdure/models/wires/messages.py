@@ -42,6 +42,7 @@ from perdure.models.wires.wire import (
     unshown,
     with_extra,
     without_none,
+    write,
     write_beside,
     write_messages,
 )
@@ -99,12 +100,12 @@ class MessagesWire(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return fields
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
-        write = partial(_write_message, name=self.name, files=files)
-        pieces = write_messages(request.messages, self, write)
+        write_one = partial(_write_message, name=self.name, files=files)
+        pieces = write_messages(request.messages, self, write_one)
         marks = request.settings.cache is not False
         if marks and pieces and pieces[-1] and not isinstance(request.messages[-1], AssistantMessage):
             pieces[-1] = pieces[-1][: -len(_BLOCK_END)] + _MARK + _BLOCK_END
-        pieces = [*map(write, request.preface), *pieces, *map(write, request.suffix)]
+        pieces = [*map(write_one, request.preface), *pieces, *map(write_one, request.suffix)]
         prefix = _prefix_of(request).rstrip()
         if prefix:
             pieces.append(encode({"role": "assistant", "content": [{"type": "text", "text": prefix}]}) + b",")
@@ -112,7 +113,7 @@ class MessagesWire(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return compose(write_beside(request, self, model, self._write_beside, is_foreign), pieces)
 
     def _write_beside(self, request: ModelRequest, model: str) -> bytes:
-        return open_list(encode(_head(self, request, model)), b"messages")
+        return open_list(write(_head(self, request, model)), b"messages")
 
     def from_wire(self, request: ModelRequest) -> MessagesReader:
         prefix = _prefix_of(request)
