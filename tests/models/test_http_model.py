@@ -460,6 +460,25 @@ async def test_netrc_is_not_read(
     assert "authorization" not in provider.requests[0].headers
 
 
+async def test_a_loop_s_connections_are_closed_by_its_own_last_user(serve: Serve) -> None:
+    provider = await serve(endless)
+    model = tiny(provider.url)
+    model.prepare()
+    await answer_of(model)
+
+    async def use() -> None:
+        model.prepare()
+        await answer_of(model)
+        await model.close()
+
+    await asyncio.to_thread(asyncio.run, use())
+    await provider.wait_until_left(1)
+    await answer_of(model)
+    assert provider.connections == 2, "this loop's connection is left as it was"
+    await model.close()
+    await provider.wait_until_left(2)
+
+
 async def test_connections_are_closed_by_the_last_user_only(serve: Serve) -> None:
     provider = await serve(endless)
     model = tiny(provider.url)
