@@ -23,7 +23,7 @@ from perdure.models.http_model import HttpModel
 from perdure.models.phases import Phases, Watch
 from perdure.ports import Connected, ModelRequest, ModelResponse
 from perdure.testing.model_contract import check_model
-from perdure.testing.provider import Provider, Request, Response, Script, refused, stalled, status
+from perdure.testing.provider import Provider, Request, Response, Script, refused, refusing_url, stalled, status
 from tests.models.http_tiny import TinyWire, answer_of, asking, failure_of, tiny, told
 
 Serve = Callable[[Script], Awaitable[Provider]]
@@ -437,6 +437,16 @@ async def test_some_hosts_are_reached_without_it(
     error = await failure_of(tiny("http://provider.invalid", client=client))
     assert error.kind == "connect"
     assert proxy.requests == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_nobody_runs_is_told(
+    scheme: str, client: HttpClient, no_proxies: pytest.MonkeyPatch
+) -> None:
+    no_proxies.setenv(f"{scheme}_proxy", refusing_url())
+    error = await failure_of(tiny(f"{scheme}://provider.invalid", client=client))
+    assert error.kind == "connect"
+    assert str(error).startswith("Cannot connect to the proxy for provider.invalid: Connection refused;")
 
 
 async def test_a_proxy_that_is_none_is_told(client: HttpClient, no_proxies: pytest.MonkeyPatch) -> None:
