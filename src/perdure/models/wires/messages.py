@@ -50,6 +50,7 @@ from perdure.ports import ModelRequest
 
 BUDGETS = {"low": 1024, "medium": 8192, "high": 24576}
 """Thinking tokens for an effort, where a model takes budgets only."""
+LEAST_BUDGET = 1024
 
 _OLDER = ("claude-haiku-4-5", "claude-sonnet-4-5", "claude-opus-4-5")
 _OLDEST = (
@@ -216,11 +217,17 @@ def _thinking_of(wire: MessagesWire, request: ModelRequest) -> tuple[dict[str, J
         return None, None
     if wish == "off" or wish == 0:
         return {"type": "disabled"}, None
-    if isinstance(wish, int):
-        return {"type": "enabled", "budget_tokens": wish}, None
-    if wire.thinking == "budget":
-        return {"type": "enabled", "budget_tokens": BUDGETS[wish]}, None
-    return {"type": "adaptive"}, wish
+    if is_budget:
+        budget = _budget_within(request.settings.max_tokens, wish if isinstance(wish, int) else BUDGETS[wish])
+        return ({"type": "enabled", "budget_tokens": budget} if budget else None), None
+    return {"type": "adaptive"}, cast(str, wish)
+
+
+def _budget_within(max_tokens: int | None, budget: int) -> int:
+    """The API refuses a budget that fills all that may be written, and a very small one; then half of it, or none."""
+    if max_tokens is None or budget < max_tokens:
+        return budget
+    return max_tokens // 2 if max_tokens // 2 >= LEAST_BUDGET else 0
 
 
 def _is_in_foreign_turn(wire: MessagesWire, request: ModelRequest) -> bool:
