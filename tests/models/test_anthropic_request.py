@@ -147,6 +147,17 @@ def test_max_tokens_and_thinking(wire: MessagesWire, settings: ModelSettings, ex
     assert (sent["max_tokens"], sent.get("thinking"), sent.get("output_config", {}).get("effort")) == expected
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "budget"),
+    [(40_000, 24_576), (24_577, 24_576), (24_576, 12_288), (4096, 2048), (2048, 1024), (2000, None)],
+)
+def test_a_budget_is_always_less_than_all_that_may_be_written(max_tokens: int, budget: int | None) -> None:
+    for wire, wish in ((MessagesWire(thinking="budget"), "high"), (MessagesWire(), 24_576)):
+        settings = ModelSettings(thinking=wish, max_tokens=max_tokens)  # type: ignore[arg-type]
+        sent = body(wire=wire, settings=settings)
+        assert (sent["max_tokens"], (sent.get("thinking") or {}).get("budget_tokens")) == (max_tokens, budget)
+
+
 def test_with_a_budget_no_thinking_goes_on_in_a_turn_that_began_without_it() -> None:
     settings = ModelSettings(thinking=2048)
     foreign, own = answered("openai", None), answered("anthropic", Thinking("Hm.", "sig"))

@@ -97,6 +97,14 @@ def test_extra_is_sent_as_it_is_now(wire: Wire) -> None:
         assert b'"metadata":' + encode_json(extra["metadata"]) in wire.to_wire(request, "m", {})
 
 
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: f"{wire.name}-{WIRES.index(wire)}")
+def test_lone_surrogates_beside_the_conversation_stop_no_request(wire: Wire) -> None:
+    torn = "a\ud800b"
+    settings, tool = ModelSettings(stop=(torn,), extra={"user": torn}), ToolSpec("look", torn)
+    request = ModelRequest("p:m", torn, Buffer[Message]([ASKED]), (tool,), settings)
+    assert "a\ufffdb" in wire.to_wire(request, "m", {}).decode()
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_it_is_written_again_only_for_another_request(name: str) -> None:
     written: list[ModelRequest] = []

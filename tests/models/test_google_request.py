@@ -146,6 +146,14 @@ def test_thinking(wire: GeminiWire, thinking: Any, expected: JSON) -> None:
     assert config.get("thinkingConfig") == expected
 
 
+@pytest.mark.parametrize(("max_tokens", "budget"), [(24_577, 24_576), (24_576, 12_288), (4096, 2048), (600, 512)])
+def test_a_budget_leaves_room_for_words(max_tokens: int, budget: int) -> None:
+    for wire, wish in ((GeminiWire(thinking="budget"), "high"), (GeminiWire(), 24_576)):
+        settings = ModelSettings(thinking=wish, max_tokens=max_tokens)  # type: ignore[arg-type]
+        config = body(wire=wire, settings=settings)["generationConfig"]
+        assert (config["maxOutputTokens"], config["thinkingConfig"]["thinkingBudget"]) == (max_tokens, budget)
+
+
 @pytest.mark.parametrize(
     ("tools", "choice", "expected"),
     [

@@ -23,7 +23,7 @@ from perdure.models.http_model import HttpModel
 from perdure.models.phases import Phases, Watch
 from perdure.ports import Connected, ModelRequest, ModelResponse
 from perdure.testing.model_contract import check_model
-from perdure.testing.provider import Provider, Request, Response, Script, refused, stalled, status
+from perdure.testing.provider import Provider, Request, Response, Script, refused, refusing_url, stalled, status
 from tests.models.http_tiny import TinyWire, answer_of, asking, failure_of, tiny, told
 
 Serve = Callable[[Script], Awaitable[Provider]]
@@ -447,6 +447,16 @@ async def test_some_hosts_are_reached_without_it(
     assert proxy.requests == []
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_nobody_runs_is_told(
+    scheme: str, client: HttpClient, no_proxies: pytest.MonkeyPatch
+) -> None:
+    no_proxies.setenv(f"{scheme}_proxy", refusing_url())
+    error = await failure_of(tiny(f"{scheme}://provider.invalid", client=client))
+    assert error.kind == "connect"
+    assert str(error).startswith("Cannot connect to the proxy for provider.invalid: Connection refused;")
+
+
 async def test_a_proxy_that_is_none_is_told(client: HttpClient, no_proxies: pytest.MonkeyPatch) -> None:
     no_proxies.setenv("all_proxy", "socks5://user:hunter2@localhost:1")
     error = await failure_of(tiny("http://provider.invalid", client=client))
@@ -466,6 +476,25 @@ async def test_netrc_is_not_read(
     model = HttpModel("n", "m", TinyWire(), Account(provider.url, needs_key=False), client=client)
     await answer_of(model)
     assert "authorization" not in provider.requests[0].headers
+
+
+async def test_a_loop_s_connections_are_closed_by_its_own_last_user(serve: Serve) -> None:
+    provider = await serve(endless)
+    model = tiny(provider.url)
+    model.prepare()
+    await answer_of(model)
+
+    async def use() -> None:
+        model.prepare()
+        await answer_of(model)
+        await model.close()
+
+    await asyncio.to_thread(asyncio.run, use())
+    await provider.wait_until_left(1)
+    await answer_of(model)
+    assert provider.connections == 2, "this loop's connection is left as it was"
+    await model.close()
+    await provider.wait_until_left(2)
 
 
 async def test_connections_are_closed_by_the_last_user_only(serve: Serve) -> None:

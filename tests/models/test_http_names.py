@@ -12,7 +12,7 @@ import pytest
 
 from perdure import models
 from perdure.core.errors import UsageError
-from perdure.core.messages import Usage
+from perdure.core.messages import Text, Usage
 from perdure.models.deadlines import Deadlines
 from perdure.models.http import HttpClient
 from perdure.ports import ModelResponse
@@ -150,6 +150,28 @@ def test_options_of_a_wrong_type_are_told(options: dict[str, Any], words: str) -
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
         models.openai(**{"model": "m", **options})
     assert "hidden" not in str(caught.value)
+
+
+async def test_a_list_of_betas_is_sent(serve: Serve, client: HttpClient) -> None:
+    provider = await serve([Response(stream_of("anthropic", ModelResponse((Text("ok"),))))])
+    await answer_of(models.anthropic("m", base_url=provider.url, api_key="k", betas=["one", "two"], client=client))
+    assert provider.requests[0].headers["anthropic-beta"] == "one,two"
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (models.anthropic, {"betas": "one"}, "$.betas"),
+        (models.anthropic, {"max_tokens": "many"}, "$.max_tokens"),
+        (models.google, {"thinking": "high"}, "$.thinking"),
+        (models.openai, {"output": "json"}, "$.output"),
+        (models.openai_responses, {"sumary": "auto"}, "sumary"),
+    ],
+)
+def test_options_of_a_wire_are_checked(make: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match="does not take these options") as caught:
+        make("m", **options)
+    assert words in str(caught.value)
 
 
 def test_prices_and_windows() -> None:

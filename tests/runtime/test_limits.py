@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Agent, Limits, Refused, Runtime, Session, UsageError, tool
 from perdure.core.messages import Usage
+from perdure.core.specs import ModelSettings
 from perdure.events import CallStarted, InputAccepted, ModelCalled, ModelResponded, Noted, RunEnded, RunStarted
 from perdure.ports import ModelRequest, Store
 from perdure.testing import ManualClock, Reply, ScriptedModel, call
@@ -163,6 +164,18 @@ async def test_what_money_cannot_pay_is_not_asked(memory: Store) -> None:
         assert (result.reason, result.detail, result.turns) == ("limit", "cost_usd", 1)
         assert result.cost_usd == pytest.approx(1.1), "0.40 would not even pay for reading 110 tokens again"
     assert len(model.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("thinking", "tokens"), [(None, 4096), ("off", 4096), ("low", 5120), ("high", 28_672), (10_000, 14_096)]
+)
+async def test_what_a_model_thinks_has_room_beside_what_it_says(memory: Store, thinking: Any, tokens: int) -> None:
+    model = ScriptedModel(["Done."])
+    settings = ModelSettings(thinking=thinking)
+    agent = Agent(name="clerk", model=model, settings=settings, limits=Limits(tokens=100_000))
+    async with Runtime(memory, agents=[agent]) as runtime:
+        await soon((await runtime.open(agent)).run("go"))
+    assert model.requests[0].settings.max_tokens == tokens
 
 
 async def test_a_model_without_a_price_is_not_limited_by_money(memory: Store) -> None:

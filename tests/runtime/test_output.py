@@ -81,6 +81,7 @@ async def test_an_answer_that_does_not_fit_is_repaired(store: str | Store) -> No
         assert (result.output, result.turns) == (Invoice("7", 990), 3)
         _, first, second = await said(session)
         assert "does not fit the output type" in first
+        assert first.endswith(". Answer again, corrected.")
         assert "`cents`" in second
         assert [bool(responded.invalid) for responded in await events(session, ModelResponded)] == [True, True, False]
 

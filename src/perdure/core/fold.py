@@ -250,7 +250,7 @@ def _on_responded(state: SessionState, event: ModelResponded, seq: int) -> Sessi
     circles = after_answer(run.circles, event, has_calls=bool(calls))
     feedback = nudge_answer(circles, state.spec.guards) if state.spec and not run.final else ""
     if event.invalid and not calls:
-        feedback = f"The answer does not fit the output type: {event.invalid} Answer again, corrected."
+        feedback = f"The answer does not fit the output type: {event.invalid.rstrip('.')}. Answer again, corrected."
         repairs += 1
     cost = event.cost_usd or 0.0
     is_priced = event.cost_usd is not None

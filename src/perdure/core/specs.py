@@ -160,12 +160,14 @@ class ModelSettings(Plain, frozen=True):
 
     def merged(self, over: ModelSettings | None) -> ModelSettings:
         """These settings, with whatever `over` sets in their place: agent < run < turn."""
-        if over is None or over == ModelSettings():
+        if over is None or over == _UNSET:
             return self
-        default = ModelSettings()
         values = {name: getattr(over, name) for name in over.__struct_fields__}
-        changed = {name: value for name, value in values.items() if value != getattr(default, name)}
+        changed = {name: value for name, value in values.items() if value != getattr(_UNSET, name)}
         return replace(self, **changed)
+
+
+_UNSET = ModelSettings()
 
 
 class ToolErrors(Plain, frozen=True):

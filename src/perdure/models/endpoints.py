@@ -12,6 +12,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import msgspec
+
 from perdure.core.errors import UsageError
 from perdure.core.messages import Usage
 from perdure.models.deadlines import Deadlines
@@ -102,9 +104,12 @@ class Endpoint:
         module: Any = import_module(f"perdure.models.wires.{self.wire}")
         try:
             wire: Wire = module.wire_for(model, **(self.options | options))
-            # What one server signed or keeps to itself means nothing to another.
-            return module.wire_for(model, **({"name": wire.name + where} | self.options | options)) if where else wire
-        except TypeError as error:
+            if where:
+                # What one server signed or keeps to itself means nothing to another.
+                wire = module.wire_for(model, **({"name": wire.name + where} | self.options | options))
+            # Also turns lists into tuples: a wire has to be hashable.
+            return msgspec.convert(msgspec.to_builtins(wire), type(wire))
+        except (TypeError, msgspec.ValidationError) as error:
             raise UsageError(f"{self.name} does not take these options: {error}.") from None
 
     def _listed(self, account: Account) -> str:

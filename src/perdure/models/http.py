@@ -239,11 +239,13 @@ def _failure_of(error: Exception, where: str, clock: Phases) -> ModelError:
             why = getattr(reason, "verify_message", "") or type(reason).__name__
             told = f"The certificate of {where} is not trusted ({why}); name the one to trust in SSL_CERT_FILE."
             return ModelError(told, kind="connect")
+        case aiohttp.ClientProxyConnectionError(os_error=reason):
+            told = f"Cannot connect to the proxy for {where}: {_words_of(reason)}; look at HTTPS_PROXY and HTTP_PROXY."
+            return ModelError(told, kind="connect")
         case aiohttp.ClientConnectorError(os_error=reason):
-            # The words of the system; asyncio's own repeat the address.
-            code = reason.errno or 0
-            why = os.strerror(code) if code > 0 else reason.strerror or type(reason).__name__
-            told = f"Cannot connect to {where}: {why}; see that it is running, and that base_url is right."
+            told = (
+                f"Cannot connect to {where}: {_words_of(reason)}; see that it is running, and that base_url is right."
+            )
             return ModelError(told, kind="connect")
         case aiohttp.ClientHttpProxyError(status=status):
             return ModelError(f"The proxy refused a connection to {where} with {status}.", kind="connect")
@@ -262,6 +264,12 @@ def _failure_of(error: Exception, where: str, clock: Phases) -> ModelError:
         case _:
             kind = "cut" if clock.has_begun else "connect"
             return ModelError(f"The exchange with {where} failed with {type(error).__name__}.", kind=kind)
+
+
+def _words_of(reason: OSError) -> str:
+    """The words of the system; asyncio's own repeat the address."""
+    code = reason.errno or 0
+    return os.strerror(code) if code > 0 else reason.strerror or type(reason).__name__
 
 
 def _unread(content: StreamReader) -> bytes:

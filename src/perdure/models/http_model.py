@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
@@ -63,7 +64,7 @@ class HttpModel:
         self._price = price
         self._find_window = window
         self._traits: ModelTraits | None = None
-        self._users = 0
+        self._users: Counter[asyncio.AbstractEventLoop] = Counter()
         self._key: str | None = None
         self._headers: dict[str, str] = {}
 
@@ -85,7 +86,8 @@ class HttpModel:
 
     def prepare(self) -> None:
         """Imports the client and looks the price and the window up, which takes a moment."""
-        self._users += 1
+        with suppress(RuntimeError):
+            self._users[asyncio.get_running_loop()] += 1
         self._client.prepare()
         # A price function is user code: one that fails does not know the price, and is asked again later.
         with suppress(Exception):
@@ -93,10 +95,13 @@ class HttpModel:
         _ = self.traits
 
     async def close(self) -> None:
-        """The last user that leaves closes the connections, unless others share the client."""
-        self._users = max(0, self._users - 1)
-        if self._owns and not self._users:
-            await self._client.close()
+        """The last user of a loop that leaves closes the loop's connections, unless others share the client."""
+        loop = asyncio.get_running_loop()
+        self._users[loop] -= 1
+        if self._users[loop] <= 0:
+            del self._users[loop]
+            if self._owns:
+                await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelDelta | ModelResponse]:
         exchange = await self._send(request)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from perdure.core.events import Reservation
 from perdure.core.messages import Plain, Usage
-from perdure.core.specs import Limits
+from perdure.core.specs import Effort, Limits
 from perdure.core.state import RunState, SessionState
 from perdure.ports import Model
 from perdure.runtime.waste import asked_price, price_of
 
 DEFAULT_OUTPUT = 4096
 ANSWER_OUTPUT = 1024
+THINKING_OUTPUT = {"low": 1024, "medium": 8192, "high": 24576}
+"""About as many tokens as these efforts take."""
 
 
 class Room(Plain, frozen=True):
@@ -28,7 +30,7 @@ def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) 
     if limits.tokens is None and limits.cost_usd is None:
         return Room(max_tokens=wanted)
     prompt = state.context_tokens
-    output = wanted or DEFAULT_OUTPUT
+    output = wanted or DEFAULT_OUTPUT + _thinking_room(run.settings.thinking)
     if final:
         output = min(output, ANSWER_OUTPUT)
         return Room(_reservation(model, prompt, output), output)
@@ -43,6 +45,11 @@ def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) 
         if output < 1:
             return Room(limit="cost_usd")
     return Room(_reservation(model, prompt, output), output)
+
+
+def _thinking_room(thinking: Effort | int | None) -> int:
+    """What a model thinks counts as written: without room for it nothing would be said."""
+    return max(0, thinking) if isinstance(thinking, int) else THINKING_OUTPUT.get(thinking or "off", 0)
 
 
 class Granted(Plain, frozen=True):

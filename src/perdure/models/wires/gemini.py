@@ -39,6 +39,7 @@ from perdure.models.wires.wire import (
     unshown,
     with_extra,
     without_none,
+    write,
     write_all,
     write_beside,
 )
@@ -47,6 +48,8 @@ from perdure.ports import ModelRequest
 NO_SIGNATURE = "skip_thought_signature_validator"
 BUDGETS = {"off": 0, "low": 1024, "medium": 8192, "high": 24576}
 """Thinking tokens for an effort, where a model takes budgets only."""
+LEAST_BUDGET = 512
+"""That every model takes."""
 
 _SHOWN = ("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif", "image/gif", "application/pdf", "text/")
 _LEVELS = {"off": "MINIMAL", "low": "LOW", "medium": "MEDIUM", "high": "HIGH"}
@@ -83,7 +86,7 @@ class GeminiWire(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return compose(write_beside(request, self, model, self._write_beside), pieces)
 
     def _write_beside(self, request: ModelRequest, model: str) -> bytes:
-        return open_list(encode(_head(self, request)), b"contents")
+        return open_list(write(_head(self, request)), b"contents")
 
     def from_wire(self, request: ModelRequest) -> GeminiReader:
         return GeminiReader(_output_tool(self, request))
@@ -127,16 +130,19 @@ def _config_of(wire: GeminiWire, request: ModelRequest, forced: OutputTool | Non
             "frequencyPenalty": settings.frequency_penalty,
             "responseMimeType": "application/json" if is_native else None,
             "responseJsonSchema": request.output if is_native else None,
-            "thinkingConfig": _thinking_of(wire, settings.thinking),
+            "thinkingConfig": _thinking_of(wire, settings.thinking, settings.max_tokens),
         }
     )
 
 
-def _thinking_of(wire: GeminiWire, wish: str | int | None) -> JSON:
+def _thinking_of(wire: GeminiWire, wish: str | int | None, max_tokens: int | None) -> JSON:
     if wish is None:
         return None
     if isinstance(wish, int) or wire.thinking == "budget":
         budget = wish if isinstance(wish, int) else BUDGETS[wish]
+        if max_tokens is not None and budget >= max_tokens:
+            # Thoughts count as written: with a budget for all of it nothing would be said.
+            budget = max(LEAST_BUDGET, max_tokens // 2)
         return {"thinkingBudget": budget, "includeThoughts": budget != 0}
     return {"thinkingLevel": _LEVELS[wish], "includeThoughts": wish != "off"}
 

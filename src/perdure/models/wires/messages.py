@@ -42,6 +42,7 @@ from perdure.models.wires.wire import (
     unshown,
     with_extra,
     without_none,
+    write,
     write_beside,
     write_messages,
 )
@@ -49,6 +50,7 @@ from perdure.ports import ModelRequest
 
 BUDGETS = {"low": 1024, "medium": 8192, "high": 24576}
 """Thinking tokens for an effort, where a model takes budgets only."""
+LEAST_BUDGET = 1024
 
 _OLDER = ("claude-haiku-4-5", "claude-sonnet-4-5", "claude-opus-4-5")
 _OLDEST = (
@@ -99,12 +101,12 @@ class MessagesWire(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return fields
 
     def to_wire(self, request: ModelRequest, model: str, files: Files) -> bytes:
-        write = partial(_write_message, name=self.name, files=files)
-        pieces = write_messages(request.messages, self, write)
+        write_one = partial(_write_message, name=self.name, files=files)
+        pieces = write_messages(request.messages, self, write_one)
         marks = request.settings.cache is not False
         if marks and pieces and pieces[-1] and not isinstance(request.messages[-1], AssistantMessage):
             pieces[-1] = pieces[-1][: -len(_BLOCK_END)] + _MARK + _BLOCK_END
-        pieces = [*map(write, request.preface), *pieces, *map(write, request.suffix)]
+        pieces = [*map(write_one, request.preface), *pieces, *map(write_one, request.suffix)]
         prefix = _prefix_of(request).rstrip()
         if prefix:
             pieces.append(encode({"role": "assistant", "content": [{"type": "text", "text": prefix}]}) + b",")
@@ -112,7 +114,7 @@ class MessagesWire(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return compose(write_beside(request, self, model, self._write_beside, is_foreign), pieces)
 
     def _write_beside(self, request: ModelRequest, model: str) -> bytes:
-        return open_list(encode(_head(self, request, model)), b"messages")
+        return open_list(write(_head(self, request, model)), b"messages")
 
     def from_wire(self, request: ModelRequest) -> MessagesReader:
         prefix = _prefix_of(request)
@@ -215,11 +217,17 @@ def _thinking_of(wire: MessagesWire, request: ModelRequest) -> tuple[dict[str, J
         return None, None
     if wish == "off" or wish == 0:
         return {"type": "disabled"}, None
-    if isinstance(wish, int):
-        return {"type": "enabled", "budget_tokens": wish}, None
-    if wire.thinking == "budget":
-        return {"type": "enabled", "budget_tokens": BUDGETS[wish]}, None
-    return {"type": "adaptive"}, wish
+    if is_budget:
+        budget = _budget_within(request.settings.max_tokens, wish if isinstance(wish, int) else BUDGETS[wish])
+        return ({"type": "enabled", "budget_tokens": budget} if budget else None), None
+    return {"type": "adaptive"}, cast(str, wish)
+
+
+def _budget_within(max_tokens: int | None, budget: int) -> int:
+    """The API refuses a budget that fills all that may be written, and a very small one; then half of it, or none."""
+    if max_tokens is None or budget < max_tokens:
+        return budget
+    return max_tokens // 2 if max_tokens // 2 >= LEAST_BUDGET else 0
 
 
 def _is_in_foreign_turn(wire: MessagesWire, request: ModelRequest) -> bool:

@@ -12,7 +12,7 @@ from perdure.core.codec import decode_json, encode_json
 from perdure.core.messages import JSON, Media, Text
 from perdure.core.specs import Effort
 from perdure.models.wires.output_tool import WRAPPED
-from perdure.models.wires.wire import Files, encode, unshown
+from perdure.models.wires.wire import Files, unshown, write
 from perdure.ports import ModelRequest
 
 NO_PARAMETERS: JSON = {"type": "object", "properties": {}}
@@ -32,14 +32,6 @@ class Output(msgspec.Struct, frozen=True):
 
     schema: JSON
     is_wrapped: bool = False
-
-
-def write(value: JSON) -> bytes:
-    """JSON bytes; lone surrogates, which nobody reads, are replaced."""
-    try:
-        return encode(value)
-    except UnicodeEncodeError:
-        return encode_json(value)
 
 
 def line(item: JSON) -> bytes:

@@ -41,7 +41,6 @@ from perdure.models.wires.openai_parts import (
     readable_arguments,
     text_document,
     words_of,
-    write,
 )
 from perdure.models.wires.output_tool import DESCRIPTION, output_name
 from perdure.models.wires.responses_reader import ResponsesReader
@@ -55,6 +54,7 @@ from perdure.models.wires.wire import (
     spoken,
     with_extra,
     without_none,
+    write,
     write_all,
     write_beside,
 )

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar, cast
 
 import msgspec
 
-from perdure.core.codec import decode_json
+from perdure.core.codec import decode_json, encode_json
 from perdure.core.deltas import ModelDelta
 from perdure.core.errors import ModelErrorKind
 from perdure.core.messages import JSON, AnswerPart, Media, Message, Text, ToolCall, ToolMessage, UserMessage
@@ -39,6 +39,14 @@ _STATUS_KINDS: dict[int, ModelErrorKind] = {
 }
 
 encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+
+def write(value: JSON) -> bytes:
+    """JSON bytes; lone surrogates, which nobody reads, are replaced."""
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        return encode_json(value)
 
 
 class Failure(msgspec.Struct, frozen=True):
