@@ -104,7 +104,8 @@ async def test_nothing_is_taken_from_a_queue_while_dbos_ends(postgres: str, monk
     destroy, taking = DBOS.destroy, list[list[str]]()
 
     def threads() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker-")]
+        # DBOS has a queue of its own, on which nothing of ours ever is.
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker-perdure:")]
 
     def destroyed() -> None:
         taking.append(threads())

@@ -183,7 +183,7 @@ def _last_words(running: _Running) -> str:
     """The first error that it logged, which is the cause of the others, or its last line."""
     running.errors.seek(0)
     lines = [line for line in running.errors.read().decode(errors="replace").splitlines() if line.strip()]
-    logged = [line.partition(_LOG_PREFIX)[2] for line in lines if _LOG_PREFIX in line]
+    logged = [words for line in lines if (words := line.partition(_LOG_PREFIX)[2].strip())]
     return (logged or lines[-1:] or [""])[0].strip().rstrip(".")
 
 

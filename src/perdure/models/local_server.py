@@ -12,9 +12,12 @@ import os
 import select
 import sys
 import threading
+import time
 from typing import Any
 
 LOOK_SECONDS = 1.0
+LOG_LOOKS = 20
+LOG_LOOK_SECONDS = 0.05
 PROMPT_CACHE_MIB = 512
 
 
@@ -24,8 +27,11 @@ def main() -> None:
     threading.Thread(target=_watch, args=(order["parent"],), daemon=True).start()
     try:
         server = _serve(order)
-    except (ImportError, RuntimeError) as error:
-        # Why weights could not be loaded was logged before, line by line.
+    except ImportError as error:
+        sys.exit(str(error))
+    except RuntimeError as error:
+        # Why weights could not be loaded is logged, line by line.
+        _let_log()
         sys.exit(str(error))
     print(json.dumps({"address": server.listening_address}), flush=True)
     threading.Event().wait()
@@ -38,6 +44,16 @@ def _watch(parent: int) -> None:
         if readable and not os.read(sys.stdin.fileno(), 1024):
             break
     os._exit(0)
+
+
+def _let_log() -> None:
+    """Waits until the log has grown and grows no more: a thread writes it, which the end of the process cuts off."""
+    size = 0
+    for _ in range(LOG_LOOKS):
+        before, size = size, os.fstat(sys.stderr.fileno()).st_size
+        if 0 < before == size:
+            break
+        time.sleep(LOG_LOOK_SECONDS)
 
 
 def _serve(order: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, cast
 
 from perdure.core.codec import decode_event
-from perdure.ports import Batch, Store
+from perdure.ports import Batch, SharesDeltas, SharesQuota, Store, Transacts
 
 STEPS_INSIDE = 5
 """How often the loop goes round until a store elsewhere has been asked, about."""
@@ -51,6 +51,11 @@ class FaultyStore:
         self._says_when = hasattr(store, "on_commit") if says_when is None else says_when
         if says_when is None and self._says_when:
             store.on_commit = lambda: points.reach("inside a commit")
+        # Since Python 3.12 whoever asks what a store can do besides is not answered by __getattr__.
+        for port in (Transacts, SharesDeltas, SharesQuota):
+            for name in vars(port).keys() - vars(FaultyStore).keys():
+                if not name.startswith("_") and hasattr(store, name):
+                    setattr(self, name, getattr(store, name))
 
     async def append(self, batch: Batch) -> None:
         kinds = " ".join(type(decode_event(entry.payload)).__name__ for entry in batch.entries)
