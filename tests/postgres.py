@@ -114,6 +114,8 @@ class OwnServer:
     def stop(self) -> None:
         with suppress(subprocess.CalledProcessError):
             self.tell("pg_ctl", "-w", "-s", "-m", "immediate", "-D", str(self._server.pgdata), "stop")
+        # It is down: who would stop it once more waits two seconds for nothing.
+        self._server.cleanup_mode = None
         self._server.cleanup()
         _remove(self._server.pgdata)
 
