@@ -14,10 +14,9 @@ from functools import cache
 from itertools import count
 from os import getpid
 from pathlib import Path
-from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
-from perdure.testing.sweep import memory_folder
+from tests.memory import roomy_folder
 
 if TYPE_CHECKING:
     from perdure.stores.postgres import PostgresStore
@@ -26,10 +25,6 @@ _numbers = count(1)
 
 COMMITTED = b"SELECT 1\0"
 """How the server says that an append is done: it was a SELECT of one row."""
-
-
-ROOM = 8 << 30
-"""So many bytes are free where a server's data may lie in memory: some servers live at once, and logs grow."""
 
 
 def start_postgres(name: str) -> str:
@@ -50,11 +45,8 @@ def _server(name: str) -> Any:
 
 
 def _folder(name: str) -> Path:
-    """In memory, if there is room: it is processes that are killed, never the machine, so no test needs the disk."""
-    memory = memory_folder()
-    has_room = memory is not None and shutil.disk_usage(memory).free > ROOM
     # Not in pytest's folder: every test run that starts closes that to other users, and the server may be one.
-    return Path(memory if memory and has_room else gettempdir()) / f"perdure-postgres-{name}"
+    return roomy_folder() / f"perdure-postgres-{name}"
 
 
 @cache
