@@ -9,7 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.memory import roomy_folder
 from tests.postgres import OwnServer, start_postgres
+
+# pytest's own name for the folder in which tmp_path lies.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(roomy_folder()))
 
 PREFIX = "figure: "
 SLOW_FILES = ("test_docs.py", "test_sqlite_processes.py", "test_user_sweep.py")
