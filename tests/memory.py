@@ -1,4 +1,4 @@
-"""Where tests write: in memory, if there is room. Processes are killed, never the machine, so no test needs the disk."""
+"""Where tests write: in memory, if there is room. Processes are killed, never the machine: no test needs the disk."""
 
 from __future__ import annotations
 
