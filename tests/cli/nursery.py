@@ -1,6 +1,6 @@
-"""A process that forks `perdure`s: each is a process of its own that loads all of Perdure, but nothing beneath it.
+"""A process that forks `perdure`s: each is a process of its own that loads Perdure anew, but not what lies beneath it.
 
-Run with a socket as its standard input. Loading what Perdure stands on takes two thirds of a short command's time, and
+Run with a socket as its standard input. Loading what Perdure stands on takes almost half of a short command's time, and
 is the same for all of them. A life's streams and a pipe come over the socket; its pid and its exit code go to the pipe.
 """
 
