@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
+from tests.memory import roomy_folder
 from tests.postgres import OwnServer, start_postgres
+
+# pytest's own name for the folder in which tmp_path lies.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(roomy_folder()))
 
 PREFIX = "figure: "
 SLOW_FILES = ("test_docs.py", "test_sqlite_processes.py", "test_user_sweep.py")
@@ -19,6 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "cli" or item.path.name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are objects that live to the end: the collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

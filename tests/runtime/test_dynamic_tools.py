@@ -383,6 +383,9 @@ async def test_functions_that_hang_are_given_up_and_a_stop_does_not_wait_for_the
         await session.cancel()
         await until(lambda: len(session.state.ended) == 2)
         assert (await soon(run)).reason == "cancelled"
+        async with asyncio.timeout(5):
+            while await runtime.driver_of(session) is not None:
+                await asyncio.sleep(0.002)
 
 
 async def test_who_takes_over_has_the_tools_that_are_made_for_it(store: str | Store) -> None:

@@ -407,7 +407,7 @@ class Driver:
         flight.timer = self._world.clock.call_later(CANCEL_GRACE, partial(self._abandon, flight))
 
     def _drop_checks(self) -> None:
-        """A check whose call, or an end whose run, is over serves nobody, and must not hold up the session."""
+        """A check whose call, or an end or tools whose run, is over serve nobody, and must not hold up the session."""
         state = self._log.state
         run = state.run
         if COMPACTION in self._flights and not self._is_ours(state):
@@ -421,6 +421,8 @@ class Driver:
         for slot, flight in list(self._flights.items()):
             call = find_call(run, slot)
             is_moot = isinstance(flight.action, CheckCall) and (call is None or call.status == "ended")
+            if isinstance(flight.action, MakeTools):
+                is_moot = tools_to_make(self._desk, state, self._flights) is None
             if is_moot or (isinstance(flight.action, EndRun | SwitchAgent) and run is None):
                 self._drop(flight)
 
