@@ -13,12 +13,12 @@ from tests.crash.trials import count_points, kill_at, kill_at_random, kill_twice
 Record = Callable[[str, object], None]
 
 BLOCKS = 50
-SAMPLED_POINTS = 80
-SAMPLED_BLOCKS = 5
+SAMPLED_POINTS = 150
+SAMPLED_BLOCKS = 10
 DOUBLE_KILLS = 200
 DOUBLE_BLOCKS = 10
 RANDOM_KILLS = 500
-SAMPLED_KILLS = 30
+SAMPLED_KILLS = 50
 
 
 @pytest.mark.sweep
@@ -79,6 +79,6 @@ async def test_random_kills(first: int, arena: Path, record_property: Record) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, SAMPLED_KILLS, 15))
+@pytest.mark.parametrize("first", range(0, SAMPLED_KILLS, 10))
 async def test_sampled_kills(first: int, arena: Path, record_property: Record) -> None:
-    await _kill_at_random(range(1000 + first, 1000 + first + 15), arena, record_property)
+    await _kill_at_random(range(1000 + first, 1000 + first + 10), arena, record_property)

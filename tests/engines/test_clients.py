@@ -28,7 +28,7 @@ from tests.engines.trial import Crew, Plan
 from tests.postgres import OwnServer
 from tests.runtime.scenes import until
 
-SECONDS = float(os.environ.get("PERDURE_CLIENTS_SECONDS", "12"))
+SECONDS = float(os.environ.get("PERDURE_CLIENTS_SECONDS", "20"))
 NAMES, CLIENTS, WORKERS = ("a", "b"), 25, 3
 TELLER = f"{Path(__file__).parent / 'tellers.py'}:teller"
 

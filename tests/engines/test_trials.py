@@ -12,7 +12,7 @@ from tests.engines.temporal_server import TemporalServer
 from tests.engines.trial import Plan, Trial
 from tests.postgres import OwnServer
 
-TRIALS = int(os.environ.get("PERDURE_TRIALS", "1"))
+TRIALS = int(os.environ.get("PERDURE_TRIALS", "2"))
 SESSIONS, TURNS = 60, 20
 
 

@@ -12,7 +12,7 @@ from perdure.models.wires.messages import MessagesWire
 from tests.models import fuzz_openai
 from tests.models.fuzzing import fuzz_wire
 
-SECONDS = float(os.environ.get("PERDURE_SOAK_SECONDS", "12")) / 4
+SECONDS = float(os.environ.get("PERDURE_SOAK_SECONDS", "30")) / 4
 """For each of the four; what a test run spends on it, or a soak."""
 
 FUZZERS: dict[str, Callable[[], int]] = {
