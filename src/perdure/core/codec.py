@@ -35,7 +35,8 @@ def encode_json(value: object, deepest: int = MAX_WRITTEN) -> bytes:
             data = _encode(value)
         except UnicodeEncodeError:
             data = _encode(_scrub(msgspec.to_builtins(value)))
-        _refuse_deeper(data, deepest)
+        if len(data) > deepest:
+            _refuse_deeper(data, deepest)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"A value cannot be written as JSON ({error}); pass plain data.") from None
     return data
@@ -45,7 +46,8 @@ def decode_json(data: bytes | str, deepest: int = MAX_NESTING) -> JSON:
     """Any JSON text; a ValueError says what is wrong with it."""
     try:
         raw = data if isinstance(data, bytes) else data.encode()
-        _refuse_deeper(raw, deepest)
+        if len(raw) > deepest:
+            _refuse_deeper(raw, deepest)
         return msgspec.json.decode(raw)
     except UnicodeEncodeError:
         raise ValueError("the JSON holds a lone surrogate") from None
@@ -87,6 +89,7 @@ def digest_of(*parts: bytes | str) -> str:
 
 
 def _refuse_deeper(data: bytes, deepest: int) -> None:
+    """Ask only where there are more bytes than levels: most values are smaller, and this is asked of all."""
     if data.count(b"[") + data.count(b"{") <= deepest:
         return
     # Without escapes every second quote ends a text; a backslash that is escaped escapes no quote.

@@ -15,7 +15,7 @@ from aiohttp.connector import Connection
 
 READ = 64 * 1024
 """So much is read at a time; small enough to be had without the kernel."""
-COPIED = 32 * 1024
+COPIED = 256 * 1024
 """Up to here a second write costs more than a copy."""
 
 
