@@ -165,10 +165,16 @@ async def test_a_full_worker_takes_no_more_than_it_may(shared: RestateServer) ->
             await super().drive(session)
 
     sheet = Counted("clerk")
+    # Units that end at once may come one by one; held, as many are under way as the worker takes.
+    gate = asyncio.Event()
+    sheet.gates = {f"s{number}": gate for number in range(20)}
     engine = engine_at(shared, f"127.0.0.1:{free_port()}", "full", concurrency=2)
     await engine.start(sheet)
     for number in range(20):
         engine.submit(f"s{number}", "clerk")
+    await until(lambda: most == 2)
+    await asyncio.sleep(0.3)
+    gate.set()
     await until(lambda: len(sheet.ended) == 20)
     await engine.drain(1.0)
     assert most == 2
