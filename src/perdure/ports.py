@@ -279,6 +279,10 @@ class SharesDeltas(Protocol):
         ...
 
 
+HeardQuota: TypeAlias = Callable[[str, float | None], None]
+"""Of a quota: shut for so many seconds; 0, somebody may try; None, open."""
+
+
 @runtime_checkable
 class SharesQuota(Protocol):
     """A store through which processes agree on quotas: who is told to wait tells all, and then one tries before all.
@@ -286,8 +290,8 @@ class SharesQuota(Protocol):
     `quota` is a digest. What cannot be asked now is a StoreError, and the process is on its own.
     """
 
-    def follow_quotas(self, heard: Callable[[str, float | None], None]) -> Callable[[], None]:
-        """Calls `heard` in this loop with what changed: shut for so many seconds; 0, somebody may try; None, open."""
+    def follow_quotas(self, heard: HeardQuota) -> Callable[[], None]:
+        """Calls `heard` in this loop with what changed."""
         ...
 
     async def shut_quota(self, quota: str, seconds: float) -> None: ...

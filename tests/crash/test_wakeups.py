@@ -19,7 +19,7 @@ from tests.crash.interleaving import run_interleaving
 Property = Callable[[str, object], None]
 
 INTERLEAVINGS = 10_000
-SAMPLED = 500
+SAMPLED = 1_000
 BLOCK = 250
 
 

@@ -16,7 +16,7 @@ from tests.proof.race_trial import race_processes, race_tasks
 Record = Callable[[str, object], None]
 
 RACES = 1000
-SAMPLED = 40
+SAMPLED = 60
 BLOCK = 20
 SAMPLED_BLOCK = 10
 

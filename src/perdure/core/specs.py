@@ -24,6 +24,8 @@ OnUnknown = Literal["ask", "tell"]
 AtLimit = Literal["stop", "answer"]
 Busy = Literal["join", "queue", "interrupt", "refuse"]
 Effort = Literal["off", "low", "medium", "high"]
+EFFORT_TOKENS: dict[Effort, int] = {"off": 0, "low": 1024, "medium": 8192, "high": 24576}
+"""About as many tokens of thinking as an effort takes, where somebody wants a number."""
 Verdict = Literal["allow", "ask", "deny", "invalid", "stale"]
 Missed = Literal["once", "skip", "all"]
 

@@ -15,15 +15,13 @@ from threading import Lock
 
 import msgspec
 
-from perdure.ports import Clock, SharesQuota, Store
+from perdure.ports import Clock, HeardQuota, SharesQuota, Store
 from perdure.runtime.clock import SystemClock
 
 PATIENCE = 5.0
 """Seconds for whoever tries first and says nothing: it may have got through to a long answer."""
 FORGOTTEN_AFTER = 600.0
 """Seconds after which nobody believes any more that a quota is used up."""
-
-HeardQuota = Callable[[str, float | None], None]
 
 
 class _Row(msgspec.Struct):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from perdure.core.events import Reservation
 from perdure.core.messages import Plain, Usage
-from perdure.core.specs import Effort, Limits
+from perdure.core.specs import EFFORT_TOKENS, Effort, Limits
 from perdure.core.state import RunState, SessionState
 from perdure.ports import Model
 from perdure.runtime.waste import asked_price, price_of
 
 DEFAULT_OUTPUT = 4096
 ANSWER_OUTPUT = 1024
-THINKING_OUTPUT = {"low": 1024, "medium": 8192, "high": 24576}
-"""About as many tokens as these efforts take."""
 
 
 class Room(Plain, frozen=True):
@@ -49,7 +47,7 @@ def find_room(state: SessionState, run: RunState, model: Model, *, final: bool) 
 
 def _thinking_room(thinking: Effort | int | None) -> int:
     """What a model thinks counts as written: without room for it nothing would be said."""
-    return max(0, thinking) if isinstance(thinking, int) else THINKING_OUTPUT.get(thinking or "off", 0)
+    return max(0, thinking) if isinstance(thinking, int) else EFFORT_TOKENS[thinking or "off"]
 
 
 class Granted(Plain, frozen=True):

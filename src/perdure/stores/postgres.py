@@ -20,7 +20,7 @@ from perdure.core.capacity import Capacity
 from perdure.core.codec import decode_event
 from perdure.core.errors import StoreError, UsageError
 from perdure.core.messages import JSON
-from perdure.ports import Batch, Claim, Record, SessionPage, SessionQuery, SessionRow, Worker
+from perdure.ports import Batch, Claim, HeardQuota, Record, SessionPage, SessionQuery, SessionRow, Worker
 from perdure.stores import terms
 from perdure.stores.places import Places
 from perdure.stores.postgres_artifacts import CHAIN, Artifacts
@@ -30,7 +30,7 @@ from perdure.stores.postgres_groups import Groups, statement
 from perdure.stores.postgres_link import Connection, Link, check_schema
 from perdure.stores.postgres_names import kept, key, meant
 from perdure.stores.postgres_owners import Owners
-from perdure.stores.postgres_quotas import HeardQuota, Quotas
+from perdure.stores.postgres_quotas import Quotas
 from perdure.stores.postgres_transaction import PostgresTransaction
 from perdure.stores.postgres_watch import Watch
 from perdure.stores.postgres_work import CLAIM_WITHIN, LIVING, Due, cap_values, count_waiting, runnable

@@ -11,12 +11,11 @@ from contextlib import suppress
 from datetime import timedelta
 
 from perdure.core.errors import StoreError
+from perdure.ports import HeardQuota
 from perdure.stores.postgres_link import Link
 
 PATIENCE = timedelta(seconds=5)
 """For whoever tries first and says nothing: it may be dead, or have got through to a long answer."""
-
-HeardQuota = Callable[[str, float | None], None]
 
 
 class Quotas:

@@ -24,6 +24,7 @@ from perdure.core.messages import (
     ToolResult,
     UserMessage,
 )
+from perdure.core.specs import EFFORT_TOKENS, Effort
 from perdure.models.wires.gemini_failures import read_failure
 from perdure.models.wires.gemini_reader import GeminiReader
 from perdure.models.wires.output_tool import DESCRIPTION, OutputTool, output_tool
@@ -46,8 +47,6 @@ from perdure.models.wires.wire import (
 from perdure.ports import ModelRequest
 
 NO_SIGNATURE = "skip_thought_signature_validator"
-BUDGETS = {"off": 0, "low": 1024, "medium": 8192, "high": 24576}
-"""Thinking tokens for an effort, where a model takes budgets only."""
 LEAST_BUDGET = 512
 """That every model takes."""
 
@@ -135,11 +134,11 @@ def _config_of(wire: GeminiWire, request: ModelRequest, forced: OutputTool | Non
     )
 
 
-def _thinking_of(wire: GeminiWire, wish: str | int | None, max_tokens: int | None) -> JSON:
+def _thinking_of(wire: GeminiWire, wish: Effort | int | None, max_tokens: int | None) -> JSON:
     if wish is None:
         return None
     if isinstance(wish, int) or wire.thinking == "budget":
-        budget = wish if isinstance(wish, int) else BUDGETS[wish]
+        budget = wish if isinstance(wish, int) else EFFORT_TOKENS[wish]
         if max_tokens is not None and budget >= max_tokens:
             # Thoughts count as written: with a budget for all of it nothing would be said.
             budget = max(LEAST_BUDGET, max_tokens // 2)

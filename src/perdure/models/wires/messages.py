@@ -26,6 +26,7 @@ from perdure.core.messages import (
     ToolResult,
     UserMessage,
 )
+from perdure.core.specs import EFFORT_TOKENS
 from perdure.models.wires.messages_failures import read_failure
 from perdure.models.wires.messages_reader import MessagesReader
 from perdure.models.wires.messages_schema import close_schema
@@ -48,8 +49,6 @@ from perdure.models.wires.wire import (
 )
 from perdure.ports import ModelRequest
 
-BUDGETS = {"low": 1024, "medium": 8192, "high": 24576}
-"""Thinking tokens for an effort, where a model takes budgets only."""
 LEAST_BUDGET = 1024
 
 _OLDER = ("claude-haiku-4-5", "claude-sonnet-4-5", "claude-opus-4-5")
@@ -218,7 +217,7 @@ def _thinking_of(wire: MessagesWire, request: ModelRequest) -> tuple[dict[str, J
     if wish == "off" or wish == 0:
         return {"type": "disabled"}, None
     if is_budget:
-        budget = _budget_within(request.settings.max_tokens, wish if isinstance(wish, int) else BUDGETS[wish])
+        budget = _budget_within(request.settings.max_tokens, wish if isinstance(wish, int) else EFFORT_TOKENS[wish])
         return ({"type": "enabled", "budget_tokens": budget} if budget else None), None
     return {"type": "adaptive"}, cast(str, wish)
 
