@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -172,10 +173,15 @@ def fill(made: list[apsw.Connection]) -> apsw.Connection:
 
 
 def _is_writer(connection: apsw.Connection) -> bool:
-    try:
-        return not connection.readonly("main") and connection.pragma("synchronous") == 2
-    except apsw.ConnectionClosedError:
-        return False
+    for _ in range(1000):
+        try:
+            return not connection.readonly("main") and connection.pragma("synchronous") == 2
+        except apsw.ConnectionClosedError:
+            return False
+        except apsw.ThreadingViolationError:
+            # The store's thread is using it just now.
+            time.sleep(0.001)
+    raise AssertionError("the store's thread never let go of its connection")
 
 
 async def test_a_full_disk_is_told_and_nothing_is_half_written(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ async def test_each_that_gets_through_brings_two_more_and_as_many_as_there_are_p
     async with stores(postgres, 2) as (a, b):
         heard = ear(b)
         await a.shut_quota("q", 60.0)
+        # Until it listens it hears only of what is shut.
+        await until(lambda: heard)
         await let_time_pass(a)
         assert await a.enter_quota("q") == 0
         await a.answer_quota("q", passed=True)
